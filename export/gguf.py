@@ -9,14 +9,14 @@ import math
 import mmap
 import struct
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from edgespec.errors import SourceError
 from edgespec.export.blocks import BLOCK_FORMATS
-from edgespec.export.settings import cut_short, missing, require_no_pointer
+from edgespec.export.safetensors import require_apart
+from edgespec.export.settings import missing, require_no_pointer
 from edgespec.export.tensors import STORAGE_TYPES, Sizes, StoredTensor, unread
 from edgespec.system.split_files import part_paths
 from edgespec.system.units import format_bytes
@@ -237,12 +237,7 @@ class _Header:
             if name in tensors:
                 raise SourceError(f"{self.path} has tensor {name} twice; the file is damaged")
             tensors[name] = tensor
-        needed = max((tensor.offset + tensor.num_bytes for tensor in tensors.values()), default=0)
-        if needed > (size := self.whole_bytes or len(self.data)):
-            raise cut_short(self.path, size, needed)
-        for one, next_ in pairwise(sorted(tensors.values(), key=lambda tensor: tensor.offset)):
-            if one.offset + one.num_bytes > next_.offset:
-                raise SourceError(f"{self.path}: tensors {one.name} and {next_.name} overlap; the file is damaged")
+        require_apart(self.path, tensors.values(), self.whole_bytes or len(self.data))
         return tensors
 
     def _stored_tensor(self, name: str, shape: list[int], kind: int, offset: int) -> StoredTensor:

@@ -9,7 +9,7 @@ import json
 import math
 import stat
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import SourceError
-from edgespec.export.settings import cut_short, missing, require_no_pointer
+from edgespec.export.settings import missing, require_no_pointer
 from edgespec.export.tensors import Sizes, StoredTensor, unread
 from edgespec.system.typed_json import read_json
 
@@ -154,13 +154,21 @@ def _read_header(path: Path, whole_bytes: int | None) -> list[StoredTensor | Sto
                 tensors = [unread(one) if isinstance(one, StoredTensor) else one for one in tensors]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise SourceError(f"{path} has a damaged header ({error}); fetch it again") from None
-    needed = max((tensor.offset + tensor.num_bytes for tensor in tensors), default=0)
-    if needed > size:
-        raise cut_short(path, size, needed)
-    for one, next_ in pairwise(sorted(tensors, key=lambda tensor: tensor.offset)):
+    require_apart(path, tensors, size)
+    return tensors
+
+
+def require_apart(path: Path, tensors: Iterable[StoredTensor | StoredIntegers], size: int) -> None:
+    """Raises SourceError: Tensors of a file overlap, or lie beyond its size in bytes."""
+    placed = sorted(tensors, key=lambda tensor: tensor.offset)
+    if (needed := max((tensor.offset + tensor.num_bytes for tensor in placed), default=0)) > size:
+        raise SourceError(
+            f"{path} ends early: it has {size} bytes, and the tensors that it lists need {needed}; the download "
+            "is not complete, fetch it again"
+        )
+    for one, next_ in pairwise(placed):
         if one.offset + one.num_bytes > next_.offset:
             raise SourceError(f"{path}: tensors {one.name} and {next_.name} overlap; the file is damaged")
-    return tensors
 
 
 def _require_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

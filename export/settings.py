@@ -87,14 +87,6 @@ def require_no_pointer(path: Path) -> None:
         raise SourceError(f"{path} {POINTER}")
 
 
-def cut_short(path: Path, size: int, needed: int) -> SourceError:
-    """The error of a file with fewer bytes than its own list of tensors needs."""
-    return SourceError(
-        f"{path} ends early: it has {size} bytes, and the tensors that it lists need {needed}; the download is "
-        "not complete, fetch it again"
-    )
-
-
 def describe_unfinished(path: Path) -> str | None:
     """The part of a file that a download left, in words; None where there is none."""
     beside = [path.with_name(path.name + ending) for ending in _UNFINISHED]
