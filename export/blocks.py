@@ -287,10 +287,8 @@ BLOCK_FORMATS = {
 
 
 def _integers(bits: int, has_zero_points: bool, block: Bytes) -> _Fields:
-    packed = block[..., 5:]
-    levels = packed if bits == 8 else np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:2], -1)
     scales = np.ascontiguousarray(block[..., :4]).view("<f4")[..., 0]
-    return levels, scales, block[..., 4] if has_zero_points else None
+    return unpack_pairs(block[..., 5:], bits), scales, block[..., 4] if has_zero_points else None
 
 
 # Levels as other quantisations make them: by block a scale of 4 bytes, a byte for the zero point, and levels as
@@ -337,3 +335,8 @@ def pack(levels: Bytes, bits: int) -> Bytes:
     if levels.shape[-1] % 2:
         levels = np.pad(levels, [(0, 0)] * (levels.ndim - 1) + [(0, 1)])
     return levels[..., 0::2] | (levels[..., 1::2] * _16)
+
+
+def unpack_pairs(packed: Bytes, bits: int) -> Bytes:
+    """Levels as pack has stored them."""
+    return packed if bits == 8 else np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)

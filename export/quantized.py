@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import SourceError
-from edgespec.export.blocks import Bytes, Floats
+from edgespec.export.blocks import Bytes, Floats, unpack_pairs
 from edgespec.export.quantized_tensors import Checkpoint, of_floats, of_groups, unpack
 from edgespec.export.safetensors import StoredIntegers
 from edgespec.export.settings import UNUSUAL
@@ -247,10 +247,9 @@ def _fp4(found: Checkpoint, module: str, packed: StoredIntegers) -> StoredTensor
     table = _E4M3 if scales.storage.startswith("F8") else _E8M0
 
     def values(start: int, stop: int) -> Floats:
-        pairs = packed.array()[start:stop]
-        levels = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(pairs), -1, size)
+        levels = unpack_pairs(packed.array()[start:stop], 4).reshape(stop - start, -1, size)
         weights: Floats = _E2M1[levels] * (table[scales.array()[start:stop]] * factor)[..., None]
-        return weights.reshape(len(pairs), -1)
+        return weights.reshape(stop - start, -1)
 
     return of_floats(f"{module}.weight", packed.path, (rows, columns), values)
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from edgespec.export.blocks import Blocks, Bytes, Floats
+from edgespec.export.blocks import Blocks, Floats, unpack_pairs
 from edgespec.export.tensors import CHUNK_WEIGHTS, StoredTensor, Tensors
 
 _NUMPY: dict[ir.DataType, type[np.generic]] = {
@@ -105,10 +105,10 @@ class WrittenMatrix:
             return values.astype(np.float32)
         assert self.scales is not None
         scales = self.scales.read(start, stop).astype(np.float32)
-        levels, zeros = _unpack(values.view(np.uint8), self.bits).reshape(len(scales), -1), None
+        levels, zeros = unpack_pairs(values.view(np.uint8), self.bits).reshape(len(scales), -1), None
         if self.zero_points is not None:
             packed = self.zero_points.read(start, stop).view(np.uint8)
-            zeros = _unpack(packed, self.bits)[:, : scales.shape[1]]
+            zeros = unpack_pairs(packed, self.bits)[:, : scales.shape[1]]
         weights = Blocks(self.bits, self.block_size, levels, scales, zeros).dequantize()
         found = weights[:, : self.columns]
         if not self.has_offsets:
@@ -117,13 +117,6 @@ class WrittenMatrix:
         offsets = weights[:, self.columns : self.columns + count] / np.float32(self.block_size)
         blocks = found.reshape(stop - start, count, self.block_size) + offsets[:, :, None]
         return blocks.reshape(stop - start, -1)
-
-
-def _unpack(packed: Bytes, bits: int) -> Bytes:
-    if bits == 8:
-        return packed
-    pairs: Bytes = np.stack([packed & 15, packed >> 4], axis=-1)
-    return pairs.reshape(*packed.shape[:-1], -1)
 
 
 def read_written(graph: Path, tensors: Tensors) -> dict[str, WrittenMatrix]:
