@@ -20,7 +20,7 @@ from edgespec.manifest import Manifest
 from edgespec.runtimes.attention_bias import HIDDEN, is_hidden
 from edgespec.runtimes.compiled_graphs import load_graphs
 from edgespec.runtimes.devices import Device, find_device, import_onnxruntime
-from edgespec.runtimes.node_placement import NodePlacement, read_node_placement, require_placement
+from edgespec.runtimes.node_placement import read_node_placement, require_placement
 from edgespec.runtimes.session import (
     SessionOptions,
     ends_with,
@@ -73,16 +73,6 @@ class StaticDecoder(Decoder, Cache):
                 refuse_device(device),
             ):  # whether a device runs a graph that it loads shows only in a pass
                 self._pass(np.zeros(1, np.int32), 0)  # what it leaves in the cache is masked
-
-    @property
-    def placements(self) -> dict[int, NodePlacement]:
-        """Which provider runs which nodes, by the width of the graph."""
-        return {width: read_node_placement(session) for width, session in self._sessions.items()}
-
-    @property
-    def num_written(self) -> int:
-        """Bytes of the KV cache and of the masks that the host has written so far."""
-        return self._cache.num_written + sum(each.num_written for each in self._passes.values())
 
     @property
     def cache(self) -> Cache:
@@ -183,10 +173,7 @@ def allocator(device: Device) -> _Allocate:
 
 
 class StaticCache:
-    """Keys and values by the name of their input, [num_kv_heads, context_length, head_dim].
-
-    num_written: Bytes that were written so far.
-    """
+    """Keys and values by the name of their input, [num_kv_heads, context_length, head_dim]."""
 
     def __init__(self, manifest: Manifest, allocate: _Allocate, dtype: npt.DTypeLike) -> None:
         kv = manifest.kv_cache
@@ -195,21 +182,16 @@ class StaticCache:
         # Zeros and nothing else: where nothing is cached yet is masked, but a NaN there would show.
         self.values = {past: allocate(shape, dtype) for past, _ in self._names}
         self._arrays = {past: value.numpy() for past, value in self.values.items()}
-        self.num_written = 0
 
     def write(self, outputs: dict[str, npt.NDArray[Any]], num_past: int) -> None:
         """Write the keys and values of a pass after num_past positions."""
         for past, present in self._names:
             new = outputs[present]
             self._arrays[past][:, num_past : num_past + new.shape[1]] = new
-            self.num_written += new.nbytes
 
 
 class Mask:
-    """The mask of a pass, [num_tokens, capacity + num_tokens]: the cache's positions, then the pass's.
-
-    num_written: Bytes that were written so far.
-    """
+    """The mask of a pass, [num_tokens, capacity + num_tokens]: the cache's positions, then the pass's."""
 
     def __init__(self, array: npt.NDArray[Any], window: int | None) -> None:
         """Write all of the mask of a pass that begins at the first position."""
@@ -220,7 +202,6 @@ class Mask:
         tokens = np.arange(self._num_tokens)
         array[:, : self._capacity] = HIDDEN
         array[:, self._capacity :] = np.where(is_hidden(tokens[:, None] - tokens, window), HIDDEN, 0)
-        self.num_written = array.nbytes
 
     def move(self, num_past: int) -> None:
         """Show the first num_past positions of the cache, and of these what lies in the window."""
@@ -239,7 +220,6 @@ class Mask:
         behind = num_past + np.arange(self._num_tokens)[:, None] - slots
         hidden = is_hidden(behind, self._window) | (slots >= num_past)
         self._array[:, slots[0] : slots[-1] + 1] = np.where(hidden, HIDDEN, 0)
-        self.num_written += hidden.size * self._array.itemsize
 
 
 class StaticPass:
@@ -265,11 +245,6 @@ class StaticPass:
             self._binding.bind_ortvalue_output(value.name, held)
             self._values.append(held)
             self.outputs[value.name] = held.numpy()
-
-    @property
-    def num_written(self) -> int:
-        """Bytes that the host has written into inputs so far, apart from the cache."""
-        return sum(mask.num_written for mask in self._masks)
 
     def run(self, tokens: TokenIds, num_past: int, options: Any) -> Logits:
         """Logits of tokens after num_past positions of the cache, which holds theirs too afterwards.

@@ -16,6 +16,7 @@ from edgespec.export.convert import export_model
 from edgespec.manifest import COMPILED, read_manifest
 from edgespec.runtimes import compiled_graphs
 from edgespec.runtimes.devices import Device, find_device, import_onnxruntime
+from edgespec.runtimes.node_placement import read_node_placement
 from edgespec.runtimes.static import StaticDecoder
 
 pytestmark = [
@@ -90,7 +91,7 @@ def test_graphs_are_compiled_once_over_one_copy_of_the_weights(
     assert len(contexts) == 1 or max(contexts) < manifest.weights_bytes
     monkeypatch.setattr(compiled_graphs, "_COMPILERS", frozenset())
     plain = StaticDecoder(model, manifest, processor)
-    assert plain.placements[1][processor.provider]["Gemm"] == 15
+    assert read_node_placement(plain._sessions[1])[processor.provider]["Gemm"] == 15
     assert np.abs(plain.logits(tokens, 70) - rows[0]).max() < 0.1
 
 

@@ -20,6 +20,7 @@ from edgespec.export.convert import export_model
 from edgespec.manifest import COMPILED, read_manifest
 from edgespec.runtimes import compiled_graphs
 from edgespec.runtimes.devices import find_device
+from edgespec.runtimes.node_placement import read_node_placement
 from edgespec.runtimes.static import StaticDecoder
 from edgespec.setup.open_model import measure_ranges
 from edgespec.types import Logits
@@ -54,9 +55,9 @@ def drafter(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def test_both_graphs_run_there_whole(drafter: Path) -> None:
     decoder = StaticDecoder(drafter, read_manifest(drafter), find_device("qnn"))
-    assert sorted(decoder.placements) == [1, 64]
-    for nodes in decoder.placements.values():
-        assert nodes == {"QNNExecutionProvider": {"EPContext": 1}}
+    assert sorted(decoder._sessions) == [1, 64]
+    for session in decoder._sessions.values():
+        assert read_node_placement(session) == {"QNNExecutionProvider": {"EPContext": 1}}
 
 
 def test_the_second_load_compiles_nothing_and_gives_the_bits_of_graphs_compiled_at_load(
@@ -73,8 +74,9 @@ def test_the_second_load_compiles_nothing_and_gives_the_bits_of_graphs_compiled_
     assert taken_s[1] < 0.7 * taken_s[0]
     monkeypatch.setattr(compiled_graphs, "_COMPILERS", frozenset())
     plain = StaticDecoder(drafter, manifest, find_device("qnn"))
-    assert list(plain.placements[1]) == ["QNNExecutionProvider"]
-    assert plain.placements[1]["QNNExecutionProvider"]["Gemm"] == 15
+    nodes = read_node_placement(plain._sessions[1])
+    assert list(nodes) == ["QNNExecutionProvider"]
+    assert nodes["QNNExecutionProvider"]["Gemm"] == 15
     assert np.array_equal(plain.logits(tokens, 70), kept.logits(tokens, 70))
 
 
