@@ -4,7 +4,7 @@ import gc
 import logging
 import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain, count, repeat
 from pathlib import Path
@@ -23,6 +23,7 @@ from edgespec.errors import Cancelled
 from edgespec.export.convert import export_model
 from edgespec.manifest import Manifest
 from edgespec.runtimes.cuda import GATE, GRAPHS, RecordingGate
+from edgespec.runtimes.cuda_graph import CudaGraphs
 from edgespec.runtimes.device_checks import DeviceChecks
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
@@ -191,6 +192,79 @@ def test_replays_that_differ_are_off_and_stay_off(
     assert known.replays == (False, None)
 
 
+def test_a_later_recording_that_differs_is_the_last_one(
+    gpu: FakeGpu, model: Path, manifest: Manifest, caplog: pytest.LogCaptureFixture
+) -> None:
+    decoder, fresh = (OnnxDecoder(model, manifest, find_device(name)) for name in ("cuda", "cpu"))
+    tokens = np.random.default_rng(0).integers(0, manifest.vocab_size, 30).astype(np.int32)
+    gpu.replay_error = 1.0
+    decoder.forget()
+    for length in range(20, 31):
+        assert np.abs(decoder.logits(tokens[:length], 2) - fresh.logits(tokens[:length], 2)).max() < CLOSE
+    assert caplog.text.count("a replay gave other rows than a plain pass") == 1
+
+
+def test_a_session_records_no_more_than_it_may_hold(
+    gpu: FakeGpu,
+    model: Path,
+    manifest: Manifest,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    decoder, fresh = (OnnxDecoder(model, manifest, find_device(name)) for name in ("cuda", "cpu"))
+    tokens = np.random.default_rng(0).integers(0, manifest.vocab_size, 30).astype(np.int32)
+    monkeypatch.setattr("edgespec.runtimes.cuda_graph._MOST", gpu.num_recorded + 1)
+    for _ in range(3):
+        decoder.forget()
+        for length in range(20, 24):
+            assert np.abs(decoder.logits(tokens[:length], 2) - fresh.logits(tokens[:length], 2)).max() < CLOSE
+    assert caplog.text.count("were recorded, as many as a session may hold") == 1
+
+
+def test_a_cache_that_grows_makes_recordings_of_other_caches_too_old(
+    gpu: FakeGpu, model: Path, manifest: Manifest
+) -> None:
+    first = OnnxDecoder(model, manifest, find_device("cuda"))
+    decoders, fresh = [first, first.fork()], OnnxDecoder(model, manifest, find_device("cpu"))
+    tokens = np.random.default_rng(0).integers(0, manifest.vocab_size, 600).astype(np.int32)
+
+    def require_rows(number: int, length: int) -> None:
+        rows = decoders[number].logits(tokens[:length], 2)
+        assert np.abs(rows - fresh.logits(tokens[:length], 2)).max() < CLOSE
+
+    for length in range(100, 104):
+        require_rows(0, length)
+        require_rows(1, length)
+    recorded = gpu.num_recorded
+    for length in range(104, 110):  # what the passes of one take spoils nothing of the other
+        require_rows(0, length)
+        require_rows(1, length)
+    assert gpu.num_recorded == recorded
+    require_rows(0, 600)  # the cache is longer by now
+    require_rows(1, 110)
+    require_rows(0, 600)
+
+
+class Interrupted(Future[None]):
+    """Whoever waits for it is interrupted."""
+
+    def result(self, timeout: float | None = None) -> None:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_waits_for_the_pass_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs, doing, is_over = CudaGraphs(None, find_device("cpu")), Interrupted(), list[bool]()
+
+    def end() -> None:
+        is_over.append(True)
+        doing.set_result(None)
+
+    monkeypatch.setattr(graphs._pool, "submit", lambda act: (Timer(0.02, end).start(), doing)[1])
+    with pytest.raises(KeyboardInterrupt):
+        graphs.run(lambda: None)
+    assert is_over
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("num_before", [0, 1])
 @pytest.mark.parametrize(
@@ -282,6 +356,25 @@ def test_a_check_of_replays_waits_for_another_opening_unless_it_is_cancelled(
     assert known.replays == (None, None)
 
 
+def test_a_check_of_replays_beside_an_opening_is_made_again(
+    gpu: FakeGpu, model: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    openings, found, wait = [GATE.opening()], list[int](), Passes.wait_for_openings
+
+    def wait_and_open(passes: Passes) -> None:
+        found.append(gpu.num_recorded)
+        if len(found) == 2:
+            openings[0].__exit__(None, None, None)
+        wait(passes)
+        if len(found) == 1:
+            openings[0].__enter__()
+
+    monkeypatch.setattr(Passes, "wait_for_openings", wait_and_open)
+    OnnxDecoder(model, manifest, find_device("cuda"))
+    assert found == [0, 0]
+    assert gpu.num_recorded
+
+
 def test_a_recording_has_its_turn_among_passes_that_overlap_and_makes_none_wait_for_an_opening() -> None:
     gate, entered = RecordingGate(), list[str]()
 
@@ -321,8 +414,20 @@ def test_a_recording_has_its_turn_among_passes_that_overlap_and_makes_none_wait_
     for thread, hold in (second, waiting, first, recording):
         hold.set()
         thread.join()
-    with gate.recording() as is_alone:
-        assert is_alone, "everybody has left"
+    alone = begin("recording")  # everybody has left
+    until(lambda: len(entered) == 5)
+
+    def open_session() -> None:
+        with gate.opening():
+            entered.append("opening beside a recording" if gate._is_recording else "opening")
+
+    opening = Thread(target=open_session)
+    opening.start()
+    until(lambda: gate._num_openings == 1)
+    alone[1].set()
+    for thread in (alone[0], opening):
+        thread.join()
+    assert entered[4:] == ["recording", "opening"]
 
 
 def test_a_session_that_was_asked_not_to_is_opened_as_before(

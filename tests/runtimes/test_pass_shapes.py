@@ -78,6 +78,24 @@ def test_a_width_of_its_own_reads_what_the_length_of_the_prompt_says(
     assert all(width == read for place, width in made.items() if place < num_read)
 
 
+def test_no_token_at_the_end_of_the_context_and_none_with_a_wanted_row_is_read_in_a_width_of_its_own() -> None:
+    shapes = PassShapes((4,), (16,), is_same=True)
+    assert shapes.num_read(40, 39, 100) == 39
+    assert shapes.num_read(40, 39, 40) == 36
+    assert shapes.num_read(40, 20, 100) == 20
+
+
+def test_where_memory_is_short_a_narrower_width_reads() -> None:
+    shapes = PassShapes((4,), (16, 64, 256))
+    assert [shapes.next_pass(0, 300, 1, 700, most).stop for most in (None, 256, 255, 16, 15)] == [
+        256,
+        256,
+        64,
+        16,
+        16,
+    ]
+
+
 def test_a_device_that_takes_long_for_each_row_pads_nothing() -> None:
     assert choose_shapes(lambda width, num_rows: 0.4 * width, 256) is None
 

@@ -25,6 +25,7 @@ from fake_nvml import FakeNvml
 
 from edgespec.memory.device_memory import DRIVERS, Nvidia, NvidiaGpu
 from edgespec.runtimes import cuda, pass_shapes
+from edgespec.runtimes.cuda import GATE
 from edgespec.simulation.machines import find_machine
 
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -69,6 +70,7 @@ class FakeGpu:
         provider, *options = how.get("providers", [("", {})])[0]
         if provider != cuda.PROVIDER:
             return onnxruntime.InferenceSession(graph, settings, **how)
+        assert GATE._num_openings, "a session is opened beside a recording"
         if said := next(self.loads, None):
             raise RuntimeError(said)
         self.options.append(options[0])
@@ -88,6 +90,10 @@ class FakeGpu:
 
     # What a driver tells of it.
     name, total, uuid, is_lost = "NVIDIA Imitation", 24 << 30, "", False
+
+
+def _is_within_gate() -> bool:
+    return bool(GATE._num_passes or GATE._is_recording)
 
 
 class _Session:
@@ -115,6 +121,7 @@ class _Session:
 
     def create_ortvalue_from_shape_and_type(self, shape: Any, kind: Any, memory: str, index: int) -> "_Value":
         assert memory == "cuda"
+        assert _is_within_gate(), "an array is taken beside a recording"
         if said := next(self._gpu.arrays, None):
             raise RuntimeError(said)
         value = _Value(self, self._gpu, self._arena, shape, kind)
@@ -134,6 +141,7 @@ class _Session:
         return _Binding(self._real.io_binding())
 
     def run_with_iobinding(self, binding: "_Binding", options: Any = None) -> None:
+        assert _is_within_gate(), "a pass runs beside a recording"
         if said := next(self._gpu.passes, None):
             raise RuntimeError(said)
         if self._records:
@@ -162,6 +170,7 @@ class _Session:
                 raise RuntimeError(said)
             self._gpu.num_recorded += 1
             assert binding.width
+            assert not GATE._num_passes, "a pass runs beside a recording"
             self._gpu.widths.append(binding.width)
             self._recorded[options.graph_id] = _Recording(self, self._real.io_binding(), binding)
         else:
