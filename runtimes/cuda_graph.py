@@ -194,7 +194,8 @@ class RecordedPass:
             binding.bind_ortvalue_input(past, buffer)
             binding.bind_ortvalue_output(present, buffer)
         self._graphs.age += 1  # what is taken here may lie in the workspace of other recordings
-        for name, shape in ((names.input_ids, (1, width)), (self._mask, (1, buffers[0].shape()[2]))):
+        length = min(buffer.shape()[2] for buffer in buffers)  # some are longer where memory was refused
+        for name, shape in ((names.input_ids, (1, width)), (self._mask, (1, length))):
             self._arrays[name] = self._take(shape, np.int64)
             binding.bind_ortvalue_input(name, self._arrays[name])
         for name, (row_width, kind) in self._wanted.items():

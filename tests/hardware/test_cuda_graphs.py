@@ -26,6 +26,7 @@ from edgespec.runtimes.cuda import GATE, GRAPHS, RecordingGate
 from edgespec.runtimes.cuda_graph import CudaGraphs
 from edgespec.runtimes.device_checks import DeviceChecks
 from edgespec.runtimes.devices import find_device
+from edgespec.runtimes.kv_caches import SharedCache
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.passes import Passes
 from edgespec.system.cancel import Cancel
@@ -173,6 +174,51 @@ def test_forks_have_recordings_of_their_own_in_one_thread(gpu: FakeGpu, model: P
         if rng.random() < 0.05:
             decoders[each].forget()
     assert gpu.num_replayed - before > 60
+
+
+def test_what_a_cache_takes_and_gives_back_makes_recordings_of_others_anew(
+    gpu: FakeGpu, model: Path, manifest: Manifest
+) -> None:
+    first, fresh = (OnnxDecoder(model, manifest, find_device(name)) for name in ("cuda", "cpu"))
+    other = first.fork()
+    tokens = np.random.default_rng(0).integers(0, manifest.vocab_size, 700).astype(np.int32)
+    for decoder in (first, other):
+        for length in (20, 21, 22):
+            decoder.logits(tokens[:length], 2)
+
+    def counts(decoder: OnnxDecoder, length: int) -> tuple[int, int]:
+        recorded, replayed = gpu.num_recorded, gpu.num_replayed
+        assert np.abs(decoder.logits(tokens[:length], 2) - fresh.logits(tokens[:length], 2)).max() < CLOSE
+        return gpu.num_recorded - recorded, gpu.num_replayed - replayed
+
+    assert counts(first, 600) == (0, 0), "in memory that is the workspace of the other's recording"
+    assert counts(other, 23) == (1, 0)
+    assert counts(first, 601) == (0, 0), "gives back what it has let go"
+    assert counts(other, 24) == (1, 0)
+    assert counts(first, 602) == (1, 0)
+    first.exchange(other)
+    assert counts(first, 25) == (1, 0)
+    assert counts(other, 603) == (0, 1)
+
+
+def test_layers_that_grew_before_memory_was_refused_are_recorded_with_the_others(
+    gpu: FakeGpu, model: Path, manifest: Manifest, caplog: pytest.LogCaptureFixture
+) -> None:
+    decoder = OnnxDecoder(model, manifest, find_device("cuda"))
+    fresh = OnnxDecoder(model, manifest, find_device("cpu"))
+    tokens = np.random.default_rng(0).integers(0, manifest.vocab_size, 520).astype(np.int32)
+    decoder.logits(tokens[:100], 2)
+    gpu.arrays = chain(
+        repeat(None, 2), [ARENA.format(0, 8)], repeat(None)
+    )  # keys and values of one layer are taken
+    replayed = gpu.num_replayed
+    for length in range(500, 521):
+        assert np.abs(decoder.logits(tokens[:length], 2) - fresh.logits(tokens[:length], 2)).max() < CLOSE
+    cache = decoder._passes.cache
+    assert isinstance(cache, SharedCache)
+    assert len({buffer.shape()[2] for buffer in cache.buffers}) == 2
+    assert gpu.num_replayed - replayed > 15
+    assert "does not replay" not in caplog.text
 
 
 @pytest.mark.slow
