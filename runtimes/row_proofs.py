@@ -336,14 +336,9 @@ def prefix_key(
     return f"{model[:32]}, {mode}, version {_VERSION}, {_kernels_key(manifest, device, num_threads)}, by token"
 
 
-def read_row_proof(folder: Path, key: str) -> RowProof | None:
-    """The proof of a key; None where there is none, or none that can be used, so that it is made again."""
-    return _proofs(folder).read().get(key)
-
-
 def write_row_proof(folder: Path, key: str, proof: RowProof, report: Report = lambda line: None) -> None:
     """Store a proof. A damaged file is reported and replaced; one that cannot be written is reported."""
-    file = _proofs(folder)
+    file = proofs_of(folder)
     try:
         if damage := file.write(key, proof):
             report(f"{file.path} was damaged ({damage}); it was made again")
@@ -354,7 +349,8 @@ def write_row_proof(folder: Path, key: str, proof: RowProof, report: Report = la
         )
 
 
-def _proofs(folder: Path) -> RecordFile[RowProof]:
+def proofs_of(folder: Path) -> RecordFile[RowProof]:
+    """The proofs of a model folder by proof_key; one that cannot be used is made again."""
     return RecordFile(folder / FILE_NAME, dict[str, RowProof], "proofs", version=_VERSION, most=64)
 
 

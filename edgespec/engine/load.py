@@ -169,26 +169,21 @@ def _open_preset(wish: Wish, preset: Preset) -> Engine:
 
 
 def _open_on_a_device_that_runs(wish: Wish) -> Engine:
-    """Open the models; where a device that auto chose does not run them, auto chooses again without it."""
+    """Open the models; where a device does not run them, on the next one of auto, or on the CPU if allowed."""
     refused: dict[str, EdgeSpecError] = {}
+    found: Resolved | None = None
     while True:
-        found = resolve(wish, refused)
+        found = found or resolve(wish, refused)
         _LOG.debug("%s is %s on %s", wish.model, found.target.folder, found.placement.device.name)
-        try:
-            return _open_or_fall_back(wish, found)
-        except (DeviceUnavailable, MemoryExhausted) as error:
-            refused[found.without(error)] = error
-
-
-def _open_or_fall_back(wish: Wish, found: Resolved) -> Engine:
-    """Open the models; on the CPU if a device that the user named fails and allow_fallback is set."""
-    while True:
         try:
             return open_engine(decide(wish, found, read_tables(wish, found)))
         except RowsDiffer:
             found = found.with_differing_rows()
-        except DeviceUnavailable as error:
-            found = found.on_cpu(error, wish)
+        except (DeviceUnavailable, MemoryExhausted) as error:
+            if isinstance(error, DeviceUnavailable) and error.device not in found.auto.values():
+                found = found.on_cpu(error, wish)
+            else:
+                refused[found.without(error)], found = error, None
 
 
 def open_engine(setup: Setup) -> Engine:

@@ -103,8 +103,6 @@ class Resolved:
 
         Raises DeviceUnavailable: The error, with advice on the first model that is in the form for another device.
         """
-        if error.device in self.auto.values():
-            raise error
         drafters = [(model, self.placement.drafter_device) for each in self.drafters for model in each.models]
         for model, device in [(self.target, self.placement.device), *drafters]:
             if (explained := explain_form(error, model, device)) is not error:

@@ -10,7 +10,7 @@ from functools import partial
 from edgespec.decoding.decoder import CHAINS, Can, Decoder
 from edgespec.errors import DeviceUnavailable, MemoryExhausted
 from edgespec.runtimes.device_checks import DeviceCheck, DeviceChecks
-from edgespec.runtimes.row_proofs import RowProof, proof_key, prove_rows, read_row_proof, write_row_proof
+from edgespec.runtimes.row_proofs import RowProof, proof_key, proofs_of, prove_rows, write_row_proof
 from edgespec.setup.device_choice import Placement
 from edgespec.setup.open_model import ModelFolder
 from edgespec.system.console import show_progress
@@ -50,7 +50,7 @@ def _known_proof(target: ModelFolder, placement: Placement, can: Can | None = No
             return None
         can = shapes.can() if (shapes := check.shapes[True]) else None
     key = proof_key(target.manifest, placement.device, placement.num_threads, can or CHAINS)
-    return read_row_proof(target.folder, key)
+    return proofs_of(target.folder).read().get(key)
 
 
 def _check_of(target: ModelFolder, placement: Placement) -> DeviceCheck | None:

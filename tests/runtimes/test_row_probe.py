@@ -19,8 +19,8 @@ from edgespec.runtimes.row_proofs import (
     RowProof,
     RowRule,
     proof_key,
+    proofs_of,
     prove_rows,
-    read_row_proof,
     write_row_proof,
 )
 from edgespec.runtimes.tree import OnnxTreeDecoder
@@ -138,19 +138,19 @@ PROOF = RowProof(
 
 def test_a_proof_is_read_as_it_was_written_and_beside_others(tmp_path: Path) -> None:
     other = replace(PROOF, holds=False, reason="differs")
-    assert read_row_proof(tmp_path, "a") is None
+    assert proofs_of(tmp_path).read().get("a") is None
     write_row_proof(tmp_path, "a", PROOF)
     write_row_proof(tmp_path, "b", other)
-    assert (read_row_proof(tmp_path, "a"), read_row_proof(tmp_path, "b")) == (PROOF, other)
+    assert (proofs_of(tmp_path).read().get("a"), proofs_of(tmp_path).read().get("b")) == (PROOF, other)
     write_row_proof(tmp_path, "a", other)
-    assert read_row_proof(tmp_path, "a") == other
+    assert proofs_of(tmp_path).read().get("a") == other
 
 
 def test_the_oldest_of_many_proofs_is_dropped(tmp_path: Path) -> None:
     for number in range(70):
         write_row_proof(tmp_path, str(number), PROOF)
-    assert read_row_proof(tmp_path, "0") is None
-    assert read_row_proof(tmp_path, "69") == PROOF
+    assert proofs_of(tmp_path).read().get("0") is None
+    assert proofs_of(tmp_path).read().get("69") == PROOF
 
 
 @pytest.mark.parametrize(
@@ -158,10 +158,10 @@ def test_the_oldest_of_many_proofs_is_dropped(tmp_path: Path) -> None:
 )
 def test_a_damaged_file_holds_no_proof_and_is_written_anew(tmp_path: Path, content: str) -> None:
     (tmp_path / FILE_NAME).write_text(content)
-    assert read_row_proof(tmp_path, "a") is None
+    assert proofs_of(tmp_path).read().get("a") is None
     reported: list[str] = []
     write_row_proof(tmp_path, "a", PROOF, reported.append)
-    assert read_row_proof(tmp_path, "a") == PROOF
+    assert proofs_of(tmp_path).read().get("a") == PROOF
     # A file of another version is no damaged one.
     assert [f"{tmp_path / FILE_NAME} was damaged (" in line for line in reported] == [True] * ("9" not in content)
     write_row_proof(tmp_path, "b", PROOF, reported.append)
