@@ -126,8 +126,7 @@ def free_memory(limit_bytes: int | None = None) -> FreeMemory:
             commit_bytes = read_commit_bytes(kernel32)
             bounds.append(FreeMemory(commit_bytes, "what Windows still promises to programs", reserve=reserve))
     with suppress(OSError):
-        free = free_in_groups(OWN_GROUPS.read_text(encoding="utf-8"), CGROUP_MOUNT)
-        bounds += [FreeMemory(free_bytes, "a control group's limit") for free_bytes in free]
+        bounds += free_in_groups(OWN_GROUPS.read_text(encoding="utf-8"), CGROUP_MOUNT)
     if (address_space := _address_space_limit()) is not None:
         free_bytes = address_space - psutil.Process().memory_info().vms
         bounds.append(FreeMemory(free_bytes, "the limit of the address space (ulimit -v)", counts_files=True))
@@ -168,8 +167,8 @@ def tightest(bounds: Sequence[FreeMemory]) -> FreeMemory:
     return least._replace(free_bytes=max(0, least.free_bytes), reserve=kept)
 
 
-def free_in_groups(groups: str, mount: Path) -> Iterator[int]:
-    """Free bytes of each control group above a process; pages of files that have been idle count as free.
+def free_in_groups(groups: str, mount: Path) -> Iterator[FreeMemory]:
+    """What each control group above a process leaves; pages of files that have been idle count as free.
 
     groups is the text of /proc/self/cgroup, mount the folder of all control groups.
     """
@@ -177,7 +176,8 @@ def free_in_groups(groups: str, mount: Path) -> Iterator[int]:
         with suppress(OSError, ValueError):  # no limit, or none that can be read
             limit, used = (int((folder / name).read_text()) for name in names)
             if limit < _NO_LIMIT:
-                yield limit - used + _read_stat(folder / "memory.stat", idle)
+                free_bytes = limit - used + _read_stat(folder / "memory.stat", idle)
+                yield FreeMemory(free_bytes, "a control group's limit")
 
 
 def limited_groups(groups: str, mount: Path) -> Iterator[Path]:

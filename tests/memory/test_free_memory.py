@@ -75,18 +75,18 @@ def group(folder: Path, limit: str, used: int, idle: int, *, version: int) -> No
 def test_groups_of_the_second_version_bound_with_all_above_them(tmp_path: Path) -> None:
     group(tmp_path / "a" / "b", "max\n", 50, 0, version=2)
     group(tmp_path / "a", "1000\n", 700, 100, version=2)
-    assert list(free_in_groups("0::/a/b\n", tmp_path)) == [400]
+    assert [each.free_bytes for each in free_in_groups("0::/a/b\n", tmp_path)] == [400]
 
 
 def test_groups_of_the_first_version_bound(tmp_path: Path) -> None:
     group(tmp_path / "memory" / "a", "1000\n", 700, 100, version=1)
     group(tmp_path / "memory", "9223372036854771712\n", 900, 0, version=1)
-    assert list(free_in_groups("5:cpu:/a\n4:memory:/a\n0::/\n", tmp_path)) == [400]
+    assert [each.free_bytes for each in free_in_groups("5:cpu:/a\n4:memory:/a\n0::/\n", tmp_path)] == [400]
 
 
 def test_a_group_of_the_host_is_the_mount_itself_within_a_container(tmp_path: Path) -> None:
     group(tmp_path, "1000\n", 700, 0, version=2)
-    assert list(free_in_groups("0::/docker/123\n", tmp_path)) == [300]
+    assert [each.free_bytes for each in free_in_groups("0::/docker/123\n", tmp_path)] == [300]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces a limit of the address space")
