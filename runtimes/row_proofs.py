@@ -34,7 +34,6 @@ from edgespec.decoding.decoder import CHAINS, Can, Decoder, Pass
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, device_key, import_onnxruntime, physical_cores
 from edgespec.runtimes.pass_shapes import PaddedPass
-from edgespec.system.cancel import Cancel
 from edgespec.system.system_info import processor_name
 from edgespec.system.typed_json import RecordFile
 from edgespec.types import Logits, Report, TokenIds
@@ -155,7 +154,6 @@ def prove_rows(
     decoder: Decoder,
     manifest: Manifest,
     *,
-    cancel: Cancel | None = None,
     limit_s: float = LIMIT_S,
     on_step: Callable[[float], None] = lambda share: None,
 ) -> RowProof:
@@ -164,12 +162,9 @@ def prove_rows(
     The decoder forgets what it holds. The comparison ends about limit_s after its start, but not before some
     hundred rows were compared. on_step takes the share that is done.
 
-    Raises:
-        Cancelled: cancel was set meanwhile.
-        MemoryExhausted: The cache or the workspace does not fit.
+    Raises MemoryExhausted: The cache or the workspace does not fit.
     """
     start_s = perf_counter()
-    cancel = cancel or Cancel()
     rng = np.random.default_rng(5)
     tokens = rng.integers(0, decoder.vocab_size, min(decoder.context_length, _longest(manifest)), np.int32)
     found = _Found()
@@ -178,7 +173,6 @@ def prove_rows(
         if number >= _NUM_ALWAYS and perf_counter() - start_s > limit_s:
             break
         on_step(max(number / len(starts), min(1.0, (perf_counter() - start_s) / max(limit_s, 1e-9))))
-        cancel.require_unset()
         if not _hold(decoder, tokens[:start]):
             continue
         found = _compare_stretch(decoder, tokens[: start + _STRETCH], start, found, rng)

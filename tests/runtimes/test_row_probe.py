@@ -10,7 +10,6 @@ from calls import decoder
 from double import Double
 from real_shapes import Shape, count_differing, random_tokens, walks, write_model
 
-from edgespec.errors import Cancelled
 from edgespec.manifest import read_manifest
 from edgespec.runtimes import onnx, row_proofs
 from edgespec.runtimes.devices import find_device
@@ -24,7 +23,6 @@ from edgespec.runtimes.row_proofs import (
     write_row_proof,
 )
 from edgespec.runtimes.tree import OnnxTreeDecoder
-from edgespec.system.cancel import Cancel
 from edgespec.types import Logits, TokenIds
 
 
@@ -102,13 +100,6 @@ def test_a_context_of_few_tokens_is_enough(tiny_model: Path) -> None:
     proof = prove_rows(onnx.OnnxDecoder(tiny_model, manifest, find_device("cpu"), deterministic=True), manifest)
     assert proof.holds
     assert proof.num_rows > 20
-
-
-def test_the_probe_ends_when_it_is_cancelled(tiny_model: Path) -> None:
-    cancel = Cancel()
-    cancel.set()
-    with pytest.raises(Cancelled):
-        prove_rows(decoder(tiny_model), read_manifest(tiny_model), cancel=cancel)
 
 
 class _Wrong(Double):
