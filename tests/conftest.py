@@ -75,6 +75,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Nor through what earlier modules have left, such as packages that they were the first to import."""
+    found = yield
+    if nextitem is not None and nextitem.path != item.path:
+        pytest_collection_finish()
+    return found
+
+
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are cores: a test that waits for a process or a thread leaves its core to another."""
     return (psutil.cpu_count(logical=False) or psutil.cpu_count() or 1) + 1
