@@ -37,7 +37,7 @@ def serving(engine: Engine) -> Iterator[httpx2.Client]:
     try:
         wait_until(lambda: server.started)
         port = server.servers[0].sockets[0].getsockname()[1]
-        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S) as client:
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", verify=False, timeout=WAIT_S) as client:
             yield client
     finally:
         server.should_exit = True
@@ -155,7 +155,7 @@ def test_the_program_runs_as_it_is_printed(tiny_model: Path) -> None:
     try:
         lines = iter(program.stderr.readline, "")
         url = next(found[0] for line in lines if (found := re.search(r"http://127.0.0.1:\d+", line)))
-        with httpx2.Client(base_url=url, timeout=WAIT_S) as client, load(tiny_model) as engine:
+        with httpx2.Client(base_url=url, verify=False, timeout=WAIT_S) as client, load(tiny_model) as engine:
             events = read_events(client, max_tokens=20)
             assert "".join(event["text"] for event in events) == engine.generate(QUESTION, max_tokens=20).text
     finally:
