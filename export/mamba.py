@@ -13,7 +13,7 @@ _NO_LIMITS = ([0, float("inf")], [0, {"__float__": "Infinity"}])  # of time step
 
 
 class MambaScales(NamedTuple):
-    """Factors of what a layer makes of its input, and of its output."""
+    """Factors of the parts that a layer projects its input to, and of its output."""
 
     gate: float = 1.0
     values: float = 1.0

@@ -171,7 +171,7 @@ class ConstrainedDrafter(Drafter):
 
 
 def constrained(drafters: Sequence[Drafter], constraint: TokenConstraint, num_prompt: int) -> list[Drafter]:
-    """The drafters of one answer under a constraint; none of none, where decoding is to be plain."""
+    """The drafters of one answer under a constraint; none where none are given, so that decoding stays plain."""
     if not drafters:
         return []
     cut = [ConstrainedDrafter(each, constraint, num_prompt) if each.can.is_free else each for each in drafters]
