@@ -180,9 +180,11 @@ def without_states(drafters: Sequence[Drafter]) -> Iterator[None]:
     resting = [each for each in drafters if each.can.max_unread is not None]
     for each in resting:
         each.expect_drafts(False)
-    yield
-    for each in resting:
-        each.expect_drafts(True)
+    try:
+        yield
+    finally:
+        for each in resting:
+            each.expect_drafts(True)
 
 
 @dataclass(slots=True)

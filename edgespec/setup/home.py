@@ -68,12 +68,13 @@ class ModelHome:
     spent: list[Path] = field(default_factory=list, compare=False)
 
     def resolve(self, model: str, form: str = "cpu", **about: Unpack[DeviceFacts]) -> Path:
-        """The model or pair folder for a folder, a name of the catalogue, a .gguf file, safetensors or a hub id.
+        """The model or pair folder for a folder, a .gguf file, safetensors, a hub id, or a name.
 
-        A folder of this home may be given by its name, as edgespec models list has it. All but a model folder may
-        be followed by :PRECISION; sources are exported on first use. Files and folders on this machine come before
-        the hub. A model or pair folder, also one made by ONNX Runtime GenAI, is used unchanged, whatever its form.
-        The catalogue states a precision and a commit for each name.
+        A name is one of the catalogue, that of a folder of this home, as edgespec models list has it, or
+        ollama:NAME for a model of ollama's. All but a model folder may be followed by :PRECISION; sources are
+        exported on first use. Files and folders on this machine come before the hub. A model or pair folder, also
+        one made by ONNX Runtime GenAI, is used unchanged, whatever its form. The catalogue states a precision and
+        a commit for each name.
 
         Args:
             form: The kind of device to prepare the model for: cpu, gpu or npu.
