@@ -67,6 +67,7 @@ class DeviceChecks:
         self._file = RecordFile(folder / FILE_NAME, dict[str, DeviceCheck], "checks", version=_VERSION, most=32)
         self._key = _key(manifest, device) if manifest.is_ours else None
         self._graph, self._manifest, self._device = folder / manifest.graph, manifest, device
+        self.names = manifest.signature
         self.tolerance = _TOLERANCE_OF_SINGLES if manifest.kv_cache.dtype == "float32" else _TOLERANCE
 
     def read(self) -> DeviceCheck | None:
@@ -95,7 +96,7 @@ class DeviceChecks:
         return is_right
 
     def _chooses_the_first(self) -> bool:
-        graph, names = self._graph, self._manifest.signature
+        graph, names = self._graph, self.names
         content = fast_model(graph, self._manifest, self._device) or graph.read_bytes()
         session = load_graph(graph, self._device, choice_graph(content, names))
         for rows in rows_with_ties(self._manifest.vocab_size):

@@ -103,11 +103,11 @@ class OnnxTreeDecoder(OnnxBranchDecoder):
     @property
     def _most_tokens(self) -> int:
         """How many tokens a pass over a tree may run: those of the widest that gives all its rows."""
-        return self._shapes.rows[-1] if self._shapes else self.max_pass_tokens
+        return self.shapes.rows[-1] if self.shapes else self.max_pass_tokens
 
     def _num_padded(self, num_tokens: int) -> int:
         """How many tokens a pass is padded by."""
-        widths = self._shapes.rows if self._shapes else ()
+        widths = self.shapes.rows if self.shapes else ()
         return next((each for each in widths if each >= num_tokens), num_tokens) - num_tokens
 
     def _run_tree(self, given: Pass) -> Rows:
@@ -118,13 +118,13 @@ class OnnxTreeDecoder(OnnxBranchDecoder):
         num_held = given.num_held(self._held, self._tree)
         start, num_rows = len(tokens) + num_held, len(nodes) - num_held
         if num_held and start + num_rows + self._num_padded(num_rows) <= self.context_length:
-            self._hold(tokens)
+            self.hold(tokens)
             self._tree = given.tree.cut(num_held)
             rows = self._run_nodes(nodes[num_held:], start, num_rows, layout, output)
             self._store(start, num_rows)
             self.num_fed += num_rows
         elif len(tokens) == 1:  # ONNX Runtime's CPU provider reads positions only of passes after a past
-            first = self._rows(tokens, 1, output).copy()
+            first = self.rows(tokens, 1, output).copy()
             rows = np.concatenate([first, self._run_nodes(nodes, 1, len(nodes), layout, output)])
             self._store(1, len(nodes))
             self.num_fed += len(nodes)
@@ -133,30 +133,30 @@ class OnnxTreeDecoder(OnnxBranchDecoder):
             start = reusable_prefix(self._held, tokens, 1)
             if start == 0 or len(tokens) - start + len(nodes) > self._most_tokens:
                 start = len(tokens) - 1
-                self._rows(tokens[:start], 1, output)
+                self.rows(tokens[:start], 1, output)
             num_run = len(tokens) - start + len(nodes)
             # At the end of the context tokens before it run again, and less is padded.
             start = min(start, self.context_length - num_run - self._num_padded(num_run))
-            self._hold(tokens[:start])
+            self.hold(tokens[:start])
             new = append(tokens[start:], nodes)
             rows = self._run_nodes(new, start, len(nodes) + 1, layout, output)
             self._store(start, len(new))
             self.num_fed += len(new)
-        self._hold(tokens)
+        self.hold(tokens)
         self._tree = given.tree
         return self._made(given, rows).last(given.num_rows)
 
     def _run_nodes(self, tokens: TokenIds, start: int, num_rows: int, layout: TreeLayout, output: str) -> Logits:
         """Rows of a tree's last num_rows tokens, in a pass that is padded where passes are."""
         num_padded = self._num_padded(len(tokens))
-        num_given = len(tokens) + num_padded if self._shapes else num_rows
+        num_given = len(tokens) + num_padded if self.shapes else num_rows
         return self._passes.run(
             tokens, start, num_rows, layout, output, num_padded=num_padded, num_given=num_given
         )
 
-    def _hold(self, tokens: TokenIds) -> None:
+    def hold(self, tokens: TokenIds) -> None:
         self._tree = NO_DRAFT
-        super()._hold(tokens)
+        super().hold(tokens)
 
     def _settle(self, tokens: TokenIds) -> None:
         """Hold the branch of the last tree that tokens run through.
@@ -173,7 +173,7 @@ class OnnxTreeDecoder(OnnxBranchDecoder):
                 self._passes.cache.move(slots, len(held))
                 if self._hidden:
                     self._hidden.move(slots, len(held))
-            self._hold(append(held, tree.tokens[path]))
+            self.hold(append(held, tree.tokens[path]))
 
     def _check(self, device: Device, checks: DeviceChecks) -> None:
         """Find out too whether the device runs trees in one pass, or look up what an earlier check has found."""

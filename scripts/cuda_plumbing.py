@@ -164,7 +164,7 @@ def _check_recordings(found: Findings, gpu: StubGpu, folder: ModelFolder, device
 
     class RecordingDecoder(OnnxDecoder):
         def _check(self, device: Device, checks: DeviceChecks) -> None:
-            self._has_argmax, self._shapes = True, PassShapes((8,), (64,))
+            self.has_argmax, self.shapes = True, PassShapes((8,), (64,))
             self._passes.record(8)
 
     def decode(decoder: OnnxDecoder, first: int, end: int) -> None:
@@ -212,7 +212,7 @@ def _run_tree(folder: ModelFolder, device: Device) -> None:
 
     class UncheckedDecoder(OnnxTreeDecoder):
         def _check(self, device: Device, checks: DeviceChecks) -> None:
-            self._has_argmax = True
+            self.has_argmax = True
 
     decoder = UncheckedDecoder(*folder, device)
     parents = (-1, 0, -1)
@@ -251,7 +251,7 @@ def _open_unchecked(folder: ModelFolder, device: Device) -> OnnxDecoder:
         """Skips the checks of what the device computes, as the stubs compute nothing."""
 
         def _check(self, device: Device, checks: DeviceChecks) -> None:
-            self._has_argmax = True
+            self.has_argmax = True
 
     return UncheckedDecoder(*folder, device)
 

@@ -27,6 +27,7 @@ from edgespec.manifest import read_manifest
 from edgespec.runtimes import cuda
 from edgespec.runtimes.device_checks import DeviceChecks, is_argmax_sound, probe_tokens
 from edgespec.runtimes.device_rows import choice_graph, rows_with_ties, to_argmax
+from edgespec.runtimes.device_trial import DeviceTrial
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.session import fast_model, load_graph
@@ -252,9 +253,10 @@ def test_device_that_chooses_otherwise_than_its_rows_say_is_not_asked_to(
     decoder = OnnxDecoder(model, manifest, find_device("cpu"))
     tokens = probe_tokens(decoder.vocab_size, 16)
     right = decoder.logits(tokens, 16).copy()
-    assert decoder._can_choose(device, right)
+    trial = DeviceTrial(decoder, decoder._passes, device, DeviceChecks(model, manifest, device), is_exact=False)
+    assert trial.can_choose(right)
     assert caplog.messages == []
-    assert not decoder._can_choose(device, -right)
+    assert not trial.can_choose(-right)
     assert "'gpu' chooses other tokens than its rows say" in caplog.text
 
 

@@ -293,7 +293,7 @@ def test_smollm2_in_the_source_precision_says_what_the_cpu_says(
         assert rows.max() - rows[0, chosen.ids[0]] < 0.1
         tokens = append(tokens, chosen.ids)
     assert are_close(there.logits(tokens, 3), here.logits(tokens, 3))
-    there._shapes = PassShapes((4,), (4,))  # a GPU that is none in software pads passes
+    there.shapes = PassShapes((4,), (4,))  # a GPU that is none in software pads passes
     there.forget()
     for length in range(6, 9):
         chosen = there.run(Pass(tokens[:length], num_last=1, wants=BEST)).best

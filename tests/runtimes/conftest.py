@@ -58,4 +58,4 @@ def computed_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Passes, "__init__", opened)
     for name in ("choose_shapes", "choose_same_shapes"):
-        monkeypatch.setattr(f"edgespec.runtimes.onnx.{name}", lambda *about: None)
+        monkeypatch.setattr(f"edgespec.runtimes.device_trial.{name}", lambda *about: None)

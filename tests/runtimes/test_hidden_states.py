@@ -56,7 +56,7 @@ def test_states_are_those_of_the_tokens_that_are_held(
     tiny_with_states: Path, deterministic: bool, chunk: int
 ) -> None:
     found, rng = decoder(tiny_with_states, deterministic=deterministic), np.random.default_rng(0)
-    found._chunk_tokens = chunk
+    found.chunk_tokens = chunk
     for text, _ in zip(texts(rng), range(20), strict=False):
         found.logits(text, int(rng.integers(1, len(text) + 1)))
         assert require_mirrored(found) == len(text)
@@ -83,7 +83,7 @@ def test_states_mirror_the_cache_after_a_pass_that_failed(
     tiny_with_states: Path, kind: type, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, rng = decoder(tiny_with_states, kind), np.random.default_rng(2)
-    found._chunk_tokens = 4
+    found.chunk_tokens = 4
     run, num_run = found._passes.run, iter(range(10**6))
 
     def failing(*arguments: Any, **named: Any) -> Any:

@@ -337,7 +337,7 @@ def install(
     seconds_of = (lambda width, num_rows: passes_ms[width] / 1e3) if passes_ms else (lambda width, num_rows: 1.0)
     for name in ("choose_shapes", "choose_same_shapes", "same_cost"):
         choose = partial(getattr(pass_shapes, name), seconds_of)
-        patch.setattr(f"edgespec.runtimes.onnx.{name}", lambda measured, *how, choose=choose: choose(*how))
+        patch.setattr(f"edgespec.runtimes.device_trial.{name}", lambda measured, *how, choose=choose: choose(*how))
     runtime = SimpleNamespace(
         SessionOptions=onnxruntime.SessionOptions,
         InferenceSession=gpus[0].open,
