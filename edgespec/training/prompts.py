@@ -29,6 +29,23 @@ _TASKS = (
     "Rewrite this text for a child of ten years:\n\n{}",
     "{}\n\nCorrect the style of this text, and give the whole text again.",
 )
+_TASK_BEGINNINGS = (
+    "Translate to French: ",
+    "Translate German to English: ",
+    "Solve this math problem step by step. ",
+    "Answer the question from the text below.\n\n",
+    "Question: ",
+    "Write a Python function that ",
+    "Fix the error in this code:\n\n",
+    "Write a story about ",
+    "Write an email to ",
+    "Extract the names and dates from this text:\n\n",
+    "Explain ",
+    "Why ",
+    "How can I ",
+    "Who was ",
+    "Compare ",
+)
 _NUM_KINDS, _NUM_PLAIN = 8, 4  # of eight prompts four are plain, three are tasks, and one is a second turn
 
 Turns = list[dict[str, str]]
@@ -92,14 +109,30 @@ class PromptWriter:
         second = yield from _write_turn(self._before_turn(turns), number)
         return [*turns, _turn("user", second)] if second else None
 
-    def _before_turn(self, turns: Turns) -> TokenIds:
-        """The tokens of a conversation up to where the text of the user's next turn begins."""
-        found = [self._encode([*turns, _turn("user", each)]) for each in _BEGINNINGS]
-        same = takewhile(lambda tokens: len({*tokens}) == 1, zip(*found, strict=False))
-        return np.array([tokens[0] for tokens in same], np.int32)
+    @property
+    def begins(self) -> list[TokenIds]:
+        """Tokens at which the target can go on with a user's turn: half of them plain, half of them tasks."""
+        tasks = [text for text in (*_TASK_BEGINNINGS, *(each.partition("{}")[0] for each in _TASKS)) if text]
+        return [self._begin] * len(tasks) + [self._before_turn([], text) for text in tasks]
+
+    @property
+    def middle(self) -> TokenIds:
+        """The tokens from the end of a user's turn to the beginning of the answer."""
+        found = [[*self._encode([_turn("user", each)])][::-1] for each in _BEGINNINGS]
+        return _same(found)[::-1]
+
+    def _before_turn(self, turns: Turns, text: str = "") -> TokenIds:
+        """The tokens of a conversation up to where the text of the user's next turn begins, or goes on."""
+        return _same([self._encode([*turns, _turn("user", text + each)]) for each in _BEGINNINGS])
 
     def _ask(self, turns: Turns, longest: int, number: int | None) -> Asked:
         return Asked(np.array(self._encode(turns), np.int32), longest, _sampling(number))
+
+
+def _same(found: Sequence[Sequence[int] | TokenIds]) -> TokenIds:
+    """The first tokens, as far as all have the same."""
+    same = takewhile(lambda tokens: len({*tokens}) == 1, zip(*found, strict=False))
+    return np.array([tokens[0] for tokens in same], np.int32)
 
 
 def _write_turn(begin: TokenIds, number: int) -> Dialogue[str]:

@@ -142,6 +142,32 @@ class TorchTarget:
         (normed,) = self._run(tokens[:, None], positions[:, None], attend, [config.num_layers])
         return self.logits(normed[:, 0])
 
+    def in_step(
+        self, tokens: "Tensor", firsts: "Tensor", keys: "Tensor", values: "Tensor", at: int, keep: Sequence[int]
+    ) -> "list[Tensor]":
+        """States after some layers of one more token of each text, [texts, hidden_size].
+
+        Args:
+            tokens: [texts].
+            firsts: The place in the cache of each text's first token, [texts].
+            keys, values: [layers, texts, kv_heads, capacity, head_dim].
+            at: The place of all tokens, whose keys and values are stored there.
+        """
+        import torch
+
+        config, window = self.config, at + 1
+        is_hidden = torch.arange(window, device=self.device) < firsts[:, None, None, None]
+        mask = torch.zeros(is_hidden.shape, device=self.device).masked_fill(is_hidden, -torch.inf)
+
+        def attend(i: int, q: "Tensor", k: "Tensor", v: "Tensor") -> "Tensor":
+            keys[i][:, :, at], values[i][:, :, at] = k[:, :, 0], v[:, :, 0]
+            # The heads that share keys are rows of one product, as in next_logits.
+            grouped = q.reshape(len(q), config.num_kv_heads, -1, config.head_dim) * config.attention_scale
+            scores = (grouped @ keys[i][:, :, :window].transpose(-1, -2)).float() + mask
+            return (scores.softmax(-1).to(self.dtype) @ values[i][:, :, :window]).reshape(q.shape)
+
+        return [each[:, 0] for each in self._run(tokens[:, None], (at - firsts)[:, None], attend, keep)]
+
     def logits(self, normed: "Tensor") -> "Tensor":
         """Logits in float32 of states after the final norm."""
         import torch

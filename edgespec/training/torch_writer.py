@@ -134,7 +134,7 @@ class AnswerBatch:
 
     def _step(self, window: int) -> None:
         logits = self._target.next_logits(self._tokens, self._positions, self._keys, self._values, window)
-        chosen = _choose(logits, self._temperature, self._top_p)
+        chosen = choose(logits, self._temperature, self._top_p)
         self._written.scatter_(1, self._made[:, None], chosen[:, None])
         goes_on = 1 - self._is_done
         is_end = (chosen[:, None] == self._ends).any(-1).long()
@@ -155,7 +155,7 @@ class AnswerBatch:
         ]
 
 
-def _choose(logits: "Tensor", temperature: "Tensor", top_p: "Tensor") -> "Tensor":
+def choose(logits: "Tensor", temperature: "Tensor", top_p: "Tensor") -> "Tensor":
     """A token of each row, the likeliest where the temperature is 0, [rows]."""
     likeliest, ids = logits.topk(min(_CANDIDATES, logits.shape[1]), -1)
     divisor = temperature.clamp_min(1e-3)[:, None]
@@ -163,6 +163,14 @@ def _choose(logits: "Tensor", temperature: "Tensor", top_p: "Tensor") -> "Tensor
     shares = shares.masked_fill(shares.cumsum(-1) - shares >= top_p[:, None], 0.0)
     drawn = (shares / shares.new_empty(shares.shape).exponential_()).argmax(-1)
     return ids.gather(1, (drawn * (temperature > 0))[:, None])[:, 0]
+
+
+def to_halves(states: "Sequence[Tensor]") -> Halves:
+    """States side by side, [..., layers · hidden_size]."""
+    import torch
+
+    halves: Halves = torch.cat([*states], -1).float().clamp(-_LARGEST, _LARGEST).half().cpu().numpy()
+    return halves
 
 
 def _padded(texts: Sequence[TokenIds], device: "object") -> "Tensor":
@@ -196,7 +204,7 @@ class TorchWriter:
 
         longest: The most tokens that it is asked for.
         """
-        self._target, self._report = target, report
+        self.target, self._report = target, report
         self._encoder = _open_encoder(target.source, work)
         self._longest = max(longest, LONGEST_WRITTEN)
         needed = max((len(self.encode(prompt)) for prompt in prompts), default=0) + self._longest
@@ -208,7 +216,7 @@ class TorchWriter:
     @property
     def texts_at_once(self) -> int:
         """How many texts are read before their states are stored."""
-        return _CPU_TEXTS if self._target.device == "cpu" else _TEXTS_AT_ONCE
+        return _CPU_TEXTS if self.target.device == "cpu" else _TEXTS_AT_ONCE
 
     def encode(self, prompt: str | Turns) -> TokenIds:
         return self._encoder.encode(prompt)
@@ -218,7 +226,7 @@ class TorchWriter:
         import torch
 
         self._encoder.close()
-        del self._target
+        del self.target
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -227,11 +235,11 @@ class TorchWriter:
         """How many answers are made at once."""
         import torch
 
-        if self._target.device == "cpu":
+        if self.target.device == "cpu":
             return _FEW_PLACES
-        logits_bytes = 16 * self._target.config.vocab_size  # in float32, and what is made of them
+        logits_bytes = 16 * self.target.config.vocab_size  # in float32, and what is made of them
         free_bytes, _ = torch.cuda.mem_get_info()
-        place_bytes = self._capacity * self._target.token_bytes + logits_bytes
+        place_bytes = self._capacity * self.target.token_bytes + logits_bytes
         return max(1, min(_MOST_PLACES, int(_MEMORY_SHARE * free_bytes / place_bytes)))
 
     def follow(self, wanted: Iterator[tuple[int, Dialogue[Result]]]) -> Followed[Result]:
@@ -269,9 +277,9 @@ class TorchWriter:
                 if not is_out_of_memory(error):
                     raise
             if self._num_rows // 2 < _FEWEST_ROWS:
-                raise MemoryExhausted(f"{self._target.device} has no memory to read texts; end other programs")
+                raise MemoryExhausted(f"{self.target.device} has no memory to read texts; end other programs")
             self._num_rows //= 2
-            self._report(f"{self._target.device} has no memory for a pass; going on with {self._num_rows} tokens")
+            self._report(f"{self.target.device} has no memory for a pass; going on with {self._num_rows} tokens")
 
     def _read(self, texts: Sequence[TokenIds], layers: Sequence[int]) -> list[Halves]:
         import torch
@@ -279,8 +287,8 @@ class TorchWriter:
         found: list[Halves] = [np.empty((0, 0), np.float16)] * len(texts)
         for part in _in_batches(range(len(texts)), lambda i: len(texts[i]), self._num_rows):
             with torch.no_grad():
-                states = self._target.read(_padded([texts[i] for i in part], self._target.device), layers)
-                rows = torch.cat(states, -1).float().clamp(-_LARGEST, _LARGEST).half().cpu().numpy()
+                states = self.target.read(_padded([texts[i] for i in part], self.target.device), layers)
+                rows = to_halves(states)
             for i, own in zip(part, rows, strict=True):
                 found[i] = own[: len(texts[i])]
         return found
@@ -290,7 +298,7 @@ class TorchWriter:
 
         with torch.no_grad():
             return AnswerBatch(
-                self._target, self.num_places, self._capacity, self._longest, has_graphs=self._has_graphs
+                self.target, self.num_places, self._capacity, self._longest, has_graphs=self._has_graphs
             )
 
     def _start(self, batch: AnswerBatch) -> None:
@@ -307,7 +315,7 @@ class TorchWriter:
         """Go on with fewer answers at once, or without CUDA graphs; raises the error if neither is its reason."""
         import torch
 
-        device = self._target.device
+        device = self.target.device
         if is_out_of_memory(error):
             if self.num_places == 1:
                 raise MemoryExhausted(f"{device} has no memory for an answer; end other programs") from None

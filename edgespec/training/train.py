@@ -38,6 +38,7 @@ from edgespec.system.text_files import decode_text
 from edgespec.system.units import format_bytes
 from edgespec.training.fit import Data, Floats, Recipe, Trainer, TrainingProgress, find_device
 from edgespec.training.head_file import WEIGHTS, write_head
+from edgespec.training.lanes import Lanes, OwnText
 from edgespec.training.network import HeadShape
 from edgespec.training.objective import (
     INT8_BYTES,
@@ -47,6 +48,7 @@ from edgespec.training.objective import (
     expected_gain,
 )
 from edgespec.training.packing import Text
+from edgespec.training.prompts import PromptWriter
 from edgespec.training.stored_texts import Halves, ReadStates, StatesFile, TextsFile, read_tokens
 from edgespec.training.target import StatesReader, TargetWriter, open_engine_writer, write_answers
 from edgespec.training.torch_target import TorchTarget, faster_precision, weights_bytes, why_not
@@ -67,6 +69,7 @@ _ANSWERS_SHARE = 0.4  # of the time, at most
 _FEWEST_TEXTS = 4
 _TRAINING_SHARE, _LEAST_TRAINING_S = 0.4, 10.0  # of the time, at least
 _SAMPLED_ROWS = 30_000
+_STORED_AT_ONCE = 64  # texts that the target wrote itself
 _HELD_OUT = 12  # each text of so many, where no prompts are kept aside
 _TARGET, _TEXTS, _STATES, _CHECKPOINT, _RUN = (
     "target",
@@ -231,13 +234,22 @@ class _Folder:
         """The texts, whose hidden states are stored, and what the target's passes take, unless a GPU ran them."""
         if self._torch_device != "cpu" and (writer := self._open_in_torch([*prompts, *self.options.held_out])):
             with closing(writer):
-                texts = self.write_texts(prompts, stored, lambda: nullcontext(writer))
+                self.write_texts(prompts, stored, lambda: nullcontext(writer), 1.0, self.options.own_share)
+                texts = self._fitting(prompts)
                 self._store_states(texts, partial(writer.read, layers=self.layers), writer.texts_at_once)
             return texts, None
-        texts = self.write_texts(prompts, stored, lambda: open_engine_writer(open_engine))
-        if self._torch_device == "cpu" and self.states.missing(texts) and (reader := self._open_in_torch([])):
+        own_share = self.options.own_share
+        in_step = self._writes_in_step and not stored and own_share > 0
+        given_share = 1 - own_share if in_step else 1.0
+        texts = self.write_texts(
+            prompts, stored, lambda: open_engine_writer(open_engine), given_share, 0.0 if in_step else own_share
+        )
+        if (in_step or self.states.missing(texts)) and (reader := self._open_in_torch([])):
             with closing(reader):
                 self._store_states(texts, partial(reader.read, layers=self.layers), reader.texts_at_once)
+                if in_step:
+                    self._write_in_step(reader, len(prompts))
+        texts = self._fitting(prompts)
         exported = self._open_target()
         self._store_states(texts, exported.read)
         show_progress("measuring the target's passes")
@@ -253,37 +265,56 @@ class _Folder:
 
     def _open_in_torch(self, prompts: list[str]) -> TorchWriter | None:
         """The target in torch, where that runs all of it; prompts: That it will be given."""
-        device, name, problem = self._torch_device, self.loaded.source.name, why_not(self.loaded)
-        precision = faster_precision(device)
-        needed = weights_bytes(self.loaded, precision)
-        if problem:
-            problem = f"does not run {name} itself, which has {problem}"
-        elif device == "cpu" and needed > _WEIGHTS_SHARE * free_memory().free_bytes:
-            problem = f"would need {format_bytes(needed)} of memory for {name}"
-        if problem:
+        device, name, precision = self._torch_device, self.loaded.source.name, faster_precision(self._torch_device)
+        if problem := self._why_not_torch:
             self.report(f"PyTorch {problem}: ONNX Runtime runs it, which takes longer")
             return None
         self.report(f"PyTorch runs {name} on {device} in {precision}: reading its weights")
         target = TorchTarget(self.loaded, device, precision)
         return TorchWriter(target, self.work, prompts, self.options.longest_answer, self.report)
 
+    @property
+    def _why_not_torch(self) -> str | None:
+        """Why torch does not run the target here, as words behind PyTorch; None where it does."""
+        device, name = self._torch_device, self.loaded.source.name
+        if problem := why_not(self.loaded):
+            return f"does not run {name} itself, which has {problem}"
+        needed = weights_bytes(self.loaded, faster_precision(device))
+        if device == "cpu" and needed > _WEIGHTS_SHARE * free_memory().free_bytes:
+            return f"would need {format_bytes(needed)} of memory for {name}"
+        return None
+
     def write_texts(
         self,
         prompts: list[str],
         stored: list[tuple[TokenIds, TokenIds]],
         open_writer: Callable[[], AbstractContextManager[TargetWriter]],
+        time_share: float,
+        own_share: float,
     ) -> list[Text]:
+        """The texts whose states have room, once prompts are answered in a share of the time for answers."""
         size = self.loaded.config.vocab_size
         texts, held_out = TextsFile(self.work / _TEXTS, size), TextsFile(self.work / _HELD_TEXTS, size)
         for number, (prompt, answer) in enumerate(stored):
             if number not in texts.numbers:
                 texts.add(number, prompt, tuple(answer.tolist()))
-        num_missing = 2 * len(prompts) - len(texts.numbers), len(self.options.held_out) - len(held_out.numbers)
-        if (self.options.own_share or max(num_missing) > 0) and texts.num_tokens < self._most_tokens:
+        is_missing = time_share > 0 and (own_share > 0 or 2 * len(prompts) > len(texts.numbers))
+        is_missing = is_missing or len(self.options.held_out) > len(held_out.numbers)
+        if is_missing and texts.num_tokens < self._most_tokens:
             with open_writer() as writer:
-                self._answer(writer, prompts, texts, held_out, len(stored))
+                self._answer(writer, prompts, texts, held_out, len(stored), time_share, own_share)
+        return self._with_states(held_out, texts)
+
+    def _with_states(self, held_out: TextsFile, texts: TextsFile) -> list[Text]:
+        """The texts whose states have room, by their places among these."""
         behind = (text._replace(start=held_out.num_tokens + text.start) for text in texts.texts)
-        fitting = self.states.fitting([*held_out.texts, *behind], self.options.disk_bytes)
+        return self.states.fitting([*held_out.texts, *behind], self.options.disk_bytes)
+
+    def _fitting(self, prompts: list[str]) -> list[Text]:
+        """The texts whose states have room; raises UsageError: They are too few to train on."""
+        size = self.loaded.config.vocab_size
+        texts, held_out = TextsFile(self.work / _TEXTS, size), TextsFile(self.work / _HELD_TEXTS, size)
+        fitting = self._with_states(held_out, texts)
         num_found = max(0, len(fitting) - len(held_out.texts))
         if num_found < _FEWEST_TEXTS:
             more = (
@@ -300,11 +331,17 @@ class _Folder:
         return self.options.disk_bytes // self.states.row_bytes
 
     def _answer(
-        self, writer: TargetWriter, prompts: list[str], texts: TextsFile, held_out: TextsFile, num_stored: int
+        self,
+        writer: TargetWriter,
+        prompts: list[str],
+        texts: TextsFile,
+        held_out: TextsFile,
+        num_stored: int,
+        time_share: float,
+        own_share: float,
     ) -> None:
-        longest, own_share = self.options.longest_answer, self.options.own_share
-        began, before = monotonic(), texts.num_answer_tokens
-        limit_s = _ANSWERS_SHARE * 60 * self.options.minutes
+        longest, began, before = self.options.longest_answer, monotonic(), texts.num_answer_tokens
+        limit_s = time_share * _ANSWERS_SHARE * 60 * self.options.minutes
         own = f"prompts, {own_share:.0%} of which it writes itself" if own_share else f"{len(prompts)} prompts"
         self.report(f"the target answers {own}, for at most {limit_s / 60:.0f} min")
         write = partial(write_answers, writer, longest=longest, limit_s=limit_s, most_tokens=self._most_tokens)
@@ -317,6 +354,58 @@ class _Folder:
                 f"left out {num_too_long} prompts that leave no room for an answer in the target's context of "
                 f"{self.loaded.config.context_length} tokens"
             )
+
+    @property
+    def _writes_in_step(self) -> bool:
+        """True where the target's own prompts and answers are written by torch on a CPU."""
+        return (
+            self._torch_device == "cpu"
+            and self._why_not_torch is None
+            and bool(self.loaded.vocabulary.chat_template)
+            and faster_precision("cpu") == "bf16"
+        )
+
+    def _write_in_step(self, writer: TorchWriter, num_prompts: int) -> None:
+        """Have the target write prompts and answers, and store them with their hidden states."""
+        size, options = self.loaded.config.vocab_size, self.options
+        limit_s = options.own_share * _ANSWERS_SHARE * 60 * options.minutes
+        texts, held_out = TextsFile(self.work / _TEXTS, size), TextsFile(self.work / _HELD_TEXTS, size)
+        if texts.num_tokens >= self._most_tokens:
+            return
+        began, before, new = monotonic(), texts.num_answer_tokens, list[OwnText]()
+        first = max({2 * num_prompts - 1, *texts.numbers}) + 1
+        asked = {text.tokens[: text.num_prompt].tobytes() for text in texts.texts}
+        prompter = PromptWriter(writer.encode)
+        lanes = Lanes(writer.target, self.layers, prompter, options.longest_answer, seed=first, report=self.report)
+
+        def keep() -> None:
+            """Store the new texts; where that fails, the next run makes the states."""
+            found, added = dict[bytes, Halves](), [*new]
+            new.clear()
+            for number, each in enumerate(added, max({first - 1, *texts.numbers}) + 1):
+                texts.add(number, each.prompt, each.answer)
+                found[texts.texts[-1].tokens.tobytes()] = each.states
+            if added:
+                stored = self._with_states(held_out, texts)
+                self.states.fill(stored, lambda missing: [found[tokens.tobytes()] for tokens in missing])
+
+        at_once = f"{lanes.num_lanes} at once, for at most {limit_s / 60:.0f} min"
+        self.report(f"the target writes prompts and answers itself, {at_once}")
+        try:
+            for text in lanes.write(limit_s):
+                if text.prompt.tobytes() not in asked:
+                    asked.add(text.prompt.tobytes())
+                    new.append(text)
+                if len(new) >= _STORED_AT_ONCE:
+                    keep()
+                    show_progress(f"the target writes: {texts.num_answer_tokens - before} tokens of answers")
+                    if texts.num_tokens >= self._most_tokens:
+                        break
+        finally:
+            keep()
+            show_progress("")
+        made, taken_s = texts.num_answer_tokens - before, max(1e-3, monotonic() - began)
+        self.report(f"it wrote {made} tokens of answers in {taken_s:.0f} s, {made / taken_s:.0f} a second")
 
     def _split(self, texts: list[Text]) -> tuple[list[Text], list[Text]]:
         """The texts that are held out, and those to train on."""

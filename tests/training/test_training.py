@@ -310,8 +310,9 @@ def test_too_few_texts_are_refused_with_what_would_give_more(
         tmp_path, tmp_path / "head", read_source(target), LocalSource(path=target), train.TrainingOptions(), print
     )
     stored = [] if prompts else [(np.arange(5, dtype=np.int32), np.arange(4, dtype=np.int32))]
+    folder.write_texts(prompts, stored, nullcontext, 1.0, 0.0)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=rf"texts to train on: {len(stored)}, wanted 4 at least; {advice}"):
-        folder.write_texts(prompts, stored, nullcontext)  # type: ignore[arg-type]
+        folder._fitting(prompts)
 
 
 def test_tokens_that_are_damaged_are_refused_in_words(tmp_path: Path) -> None:

@@ -1,0 +1,124 @@
+"""Prompts and answers that a target writes itself, many in step."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+
+from edgespec import LocalSource
+from edgespec.errors import MemoryExhausted
+from edgespec.export.sources import read_source
+from edgespec.training import lanes, train
+from edgespec.training.lanes import Lanes, OwnText
+from edgespec.training.prompts import PromptWriter
+from edgespec.training.stored_texts import TextsFile
+from edgespec.training.torch_target import TorchTarget
+from edgespec.training.torch_writer import TorchWriter
+
+pytestmark = pytest.mark.train
+torch = pytest.importorskip("torch", reason="needs PyTorch, which only the extra train installs: make test-train")
+torch.set_num_threads(1)
+
+LAYERS = (0, tiny.LAYERS)
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> TorchWriter:
+    folder = tmp_path_factory.mktemp("target")
+    tiny.write_gguf(folder / "tiny.gguf", tiny.random_weights())
+    return TorchWriter(TorchTarget(read_source(folder / "tiny.gguf"), "cpu"), folder, [], 4, print)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "_MOST_LANES", 12)
+    monkeypatch.setattr(lanes, "_CAPACITY", 96)
+    monkeypatch.setattr(lanes, "_MOST", 5)
+    monkeypatch.setattr(lanes, "_SAMPLED", 0.0)
+
+
+def opened(writer: TorchWriter, report: list[str] | None = None) -> Lanes:
+    lines = [] if report is None else report
+    prompter = PromptWriter(writer.encode)
+    return Lanes(writer.target, LAYERS, prompter, 7, seed=3, report=lines.append)
+
+
+def written(writer: TorchWriter, num: int) -> list[OwnText]:
+    texts = opened(writer).write(600.0)
+    return [next(texts) for _ in range(num)]
+
+
+def test_a_text_has_the_template_the_targets_own_answer_and_the_states_of_both(writer: TorchWriter) -> None:
+    prompter, ends = PromptWriter(writer.encode), {*writer.target.source.vocabulary.eos_token_ids}
+    begins, middle = prompter.begins, prompter.middle
+    texts = written(writer, 40)  # more than the lanes, so that texts begin behind others
+    for prompt, answer, states in texts:
+        assert any(np.array_equal(prompt[: len(each)], each) for each in begins)
+        assert np.array_equal(prompt[-len(middle) :], middle)
+        assert 1 <= len(answer) <= 7
+        assert not ends & {*answer}
+        tokens = torch.tensor([[*prompt.tolist(), *answer]])
+        with torch.no_grad():
+            first, normed = writer.target.read(tokens, LAYERS)
+            best = writer.target.logits(normed)[0, len(prompt) - 1 : -1].argmax(-1)
+        assert answer == tuple(best.tolist())  # greedy, as it would be alone
+        assert np.abs(states - torch.cat([first, normed], -1)[0].numpy()).max() < 2e-2
+    assert len({text.prompt.tobytes() for text in texts}) > 10
+
+
+def test_where_time_is_short_fewer_are_written_at_once_and_what_is_there_counts(
+    writer: TorchWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter(np.arange(0.0, 1000.0, 1.0))
+    monkeypatch.setattr(lanes, "monotonic", lambda: float(next(now)))
+    made = opened(writer)
+    texts = [*made.write(80.0)]
+    assert 8 <= made.num_lanes < 12
+    assert texts
+
+
+def test_without_memory_fewer_are_written_at_once(writer: TorchWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, lines, most = Lanes._pass, list[str](), 4
+
+    def bounded(self: Lanes, of: list[lanes._Lane], keys: object, values: object, at: int) -> object:
+        if len(of) > most:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return run(self, of, keys, values, at)
+
+    monkeypatch.setattr(Lanes, "_pass", bounded)
+    texts = opened(writer, lines).write(600.0)
+    assert len(next(texts).answer) > 0
+    assert lines == [f"cpu has no memory for the answers; going on with {num} at a time" for num in (6, 3)]
+    most = 0
+    with pytest.raises(MemoryExhausted, match="no memory for an answer") as error:
+        [*opened(writer).write(600.0)]
+    assert error.value.exit_code == 5
+
+
+def test_what_was_written_is_stored_with_its_states_and_goes_on_after_an_interruption(
+    writer: TorchWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = writer.target.source
+    options = train.TrainingOptions(own_share=1.0, longest_answer=7, minutes=0.05)
+    folder = train._Folder(tmp_path, tmp_path / "head", source, LocalSource(path=tmp_path), options, print)
+    monkeypatch.setattr(train, "_STORED_AT_ONCE", 5)
+
+    def interrupt(line: str) -> None:
+        if line:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(train, "show_progress", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            folder._write_in_step(writer, 3)
+    first = TextsFile(tmp_path / "texts.jsonl", tiny.VOCAB)
+    assert first.numbers == {*range(6, 11)}  # behind two answers to each of three prompts
+    folder._write_in_step(writer, 3)
+    texts = TextsFile(tmp_path / "texts.jsonl", tiny.VOCAB).texts
+    assert len(texts) > 5
+    assert len({text.tokens[: text.num_prompt].tobytes() for text in texts}) == len(texts)
+    assert not folder.states.missing(texts)
+    last, rows = texts[-1], folder.states.rows()
+    (wanted,) = writer.read([last.tokens], folder.layers)
+    assert np.abs(rows[last.start : last.start + len(last.tokens)] - wanted).max() < 2e-2
