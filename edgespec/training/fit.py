@@ -100,7 +100,7 @@ class Recipe:
     variation: float = 0.0
     epochs: float = 0.0
     num_steps: int = 3
-    rate: float = 3e-4
+    rate: float = 1e-4
     sharpness: float = 1.0
     num_compared: int = 0
     whole_texts: bool = False
