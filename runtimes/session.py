@@ -276,8 +276,13 @@ def _check_signature(graph: Path, manifest: Manifest, session: Any) -> None:
     if manifest.files and not differences:  # graphs of others name their dimensions as they like
         past, present = manifest.cache_names[0]
         # A shared buffer is one dimension in past and present; a growing cache is longer in present.
-        is_shared = inputs[past].shape[2] == outputs[present].shape[2]
-        differences = _cache_differences(manifest, session, "shared_buffer" if is_shared else "growing")
+        form = "shared_buffer" if inputs[past].shape[2] == outputs[present].shape[2] else "growing"
+        if form != (wanted := manifest.kv_cache.form):
+            differences.append(f"its cache is {form}, wanted {wanted}")
+        positions = session.get_modelmeta().custom_metadata_map.get("context_length", "")
+        if positions and not (positions.isdecimal() and int(positions[:20]) >= manifest.context_length):
+            least = manifest.context_length
+            differences.append(f"it has {positions[:20]} positions, wanted a context_length of {least}")
         unstated = outputs.keys() - wanted_outputs.keys()
         differences += [f"{name} is not expected" for name in sorted(unstated) if name.startswith(HIDDEN_STATES)]
     require_same(graph, differences)
@@ -304,8 +309,7 @@ def _expected_values(manifest: Manifest) -> tuple[_Values, _Values]:
     outputs: _Values = {names.logits: (("float", "float16"), (1, "rows", manifest.vocab_size))}
     if names.best:
         outputs[names.best] = (("float",), (1, "rows", 2))
-    for layer in kv.attention_layers:
-        num_heads, head_dim = kv.heads[layer]
+    for layer, (num_heads, head_dim) in kv.heads.items():
         for past, present in names.caches([layer]):
             inputs[past] = ((cache_type,), (1, num_heads, "past", head_dim))
             outputs[present] = ((cache_type,), (1, num_heads, "total", head_dim))
@@ -326,18 +330,6 @@ def _expected_values(manifest: Manifest) -> tuple[_Values, _Values]:
     for layer in manifest.hidden_layers:
         outputs.setdefault(f"{HIDDEN_STATES}{layer}", (("float",), (1, "new", _ANY)))
     return inputs, outputs
-
-
-def _cache_differences(manifest: Manifest, session: Any, form: str) -> list[str]:
-    """How the cache's form and the context length differ from the manifest's."""
-    differences = []
-    if form != manifest.kv_cache.form:
-        differences.append(f"its cache is {form}, wanted {manifest.kv_cache.form}")
-    positions = session.get_modelmeta().custom_metadata_map.get("context_length", "")
-    if positions and not (positions.isdecimal() and int(positions[:20]) >= manifest.context_length):
-        wanted = manifest.context_length
-        differences.append(f"it has {positions[:20]} positions, wanted a context_length of {wanted}")
-    return differences
 
 
 def _differences(expected: _Values, found: Mapping[str, Any]) -> list[str]:
