@@ -143,6 +143,24 @@ def test_deterministic_mode_replays_what_has_the_bits_of_plain_passes(
     assert known.replays == (True, False)
 
 
+def test_deterministic_mode_compares_replays_in_a_cache_that_is_mostly_empty_too(
+    gpu: FakeGpu,
+    model: Path,
+    manifest: Manifest,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reserve = Passes.reserve
+
+    def have_other_bits_from_now_on(passes: Passes, num_past: int, num_tokens: int) -> None:
+        reserve(passes, num_past, num_tokens)
+        gpu.replay_error = 1e-4 * passes.is_recording
+
+    monkeypatch.setattr(Passes, "reserve", have_other_bits_from_now_on)
+    OnnxDecoder(model, manifest, find_device("cuda"), deterministic=True)
+    assert "in their last bits" in caplog.text
+
+
 @pytest.mark.slow
 def test_forks_have_recordings_of_their_own_in_one_thread(gpu: FakeGpu, model: Path, manifest: Manifest) -> None:
     first = OnnxDecoder(model, manifest, find_device("cuda"))
@@ -191,13 +209,15 @@ def test_what_a_cache_takes_and_gives_back_makes_recordings_of_others_anew(
         assert np.abs(decoder.logits(tokens[:length], 2) - fresh.logits(tokens[:length], 2)).max() < CLOSE
         return gpu.num_recorded - recorded, gpu.num_replayed - replayed
 
+    assert counts(first, 23) == (1, 0), "the other's has taken arrays"
+    assert (counts(other, 23), counts(first, 24), counts(other, 24)) == ((0, 1),) * 3
     assert counts(first, 600) == (0, 0), "in memory that is the workspace of the other's recording"
-    assert counts(other, 23) == (1, 0)
+    assert counts(other, 25) == (1, 0)
     assert counts(first, 601) == (0, 0), "gives back what it has let go"
-    assert counts(other, 24) == (1, 0)
+    assert counts(other, 26) == (1, 0)
     assert counts(first, 602) == (1, 0)
     first.exchange(other)
-    assert counts(first, 25) == (1, 0)
+    assert counts(first, 27) == (1, 0)
     assert counts(other, 603) == (0, 1)
 
 
@@ -267,30 +287,6 @@ def test_a_session_records_no_more_than_it_may_hold(
     assert caplog.text.count("were recorded, as many as a session may hold") == 1
 
 
-def test_a_cache_that_grows_makes_recordings_of_other_caches_too_old(
-    gpu: FakeGpu, model: Path, manifest: Manifest
-) -> None:
-    first = OnnxDecoder(model, manifest, find_device("cuda"))
-    decoders, fresh = [first, first.fork()], OnnxDecoder(model, manifest, find_device("cpu"))
-    tokens = np.random.default_rng(0).integers(0, manifest.vocab_size, 600).astype(np.int32)
-
-    def require_rows(number: int, length: int) -> None:
-        rows = decoders[number].logits(tokens[:length], 2)
-        assert np.abs(rows - fresh.logits(tokens[:length], 2)).max() < CLOSE
-
-    for length in range(100, 104):
-        require_rows(0, length)
-        require_rows(1, length)
-    recorded = gpu.num_recorded
-    for length in range(104, 110):  # what the passes of one take spoils nothing of the other
-        require_rows(0, length)
-        require_rows(1, length)
-    assert gpu.num_recorded == recorded
-    require_rows(0, 600)  # the cache is longer by now
-    require_rows(1, 110)
-    require_rows(0, 600)
-
-
 class Interrupted(Future[None]):
     """Whoever waits for it is interrupted."""
 
@@ -309,6 +305,21 @@ def test_an_interrupt_waits_for_the_pass_that_runs(monkeypatch: pytest.MonkeyPat
     with pytest.raises(KeyboardInterrupt):
         graphs.run(lambda: None)
     assert is_over
+
+
+def test_a_recording_that_chooses_other_tokens_than_a_plain_pass_is_not_replayed(
+    gpu: FakeGpu, model: Path, manifest: Manifest, caplog: pytest.LogCaptureFixture
+) -> None:
+    decoder = OnnxDecoder(model, manifest, find_device("cuda"))
+    tokens = np.random.default_rng(0).integers(0, manifest.vocab_size, 610).astype(np.int32)
+    assert manifest.signature.best
+    gpu.replay_output, gpu.replay_error = manifest.signature.best, 9.0
+    decoder.logits(tokens[:600], 1)  # in a longer cache, for which a recording is made anew
+    for length in range(601, 606):
+        best = decoder.run(Pass(tokens[:length], num_last=2, wants=BEST)).best
+        assert best
+        assert np.array_equal(best.ids, decoder.logits(tokens[:length], 2).argmax(1))
+    assert "a replay gave other rows than a plain pass" in caplog.text
 
 
 @pytest.mark.slow

@@ -46,7 +46,8 @@ class FakeGpu:
         self.arrays: Iterator[str | None] = iter(())
         self.passes: Iterator[str | None] = iter(())
         self.recordings: Iterator[str | None] = iter(())
-        self.replay_error = 0.0  # added to rows of replays
+        self.replay_error = 0.0  # added to an output of replays
+        self.replay_output = "logits"
         # The width of a pass and the place of a token in it → times what its keys and values are.
         self.rounding: Callable[[int, int], float] | None = None
         self.num_recorded = self.num_replayed = 0
@@ -175,7 +176,7 @@ class _Session:
             self._recorded[options.graph_id] = _Recording(self, self._real.io_binding(), binding)
         else:
             self._gpu.num_replayed += 1
-        self._recorded[options.graph_id].run(self._gpu.replay_error)
+        self._recorded[options.graph_id].run(self._gpu.replay_output, self._gpu.replay_error)
 
 
 def _weights_bytes(graph: str | bytes, settings: Any) -> int:
@@ -207,7 +208,7 @@ class _Recording:
         for name in binding.unfixed:  # written where nobody looks
             real.bind_output(name, "cpu")
 
-    def run(self, error: float) -> None:
+    def run(self, output: str, error: float) -> None:
         session = self._session()
         assert session is not None
         if session.num_shrunk != self._num_shrunk or None in [value() for value in self._values]:
@@ -217,7 +218,7 @@ class _Recording:
                 value.spoil()
         self._real_session.run_with_iobinding(self._real)
         for name, real in self._outputs:
-            if error and name == "logits":
+            if error and name == output:
                 noise = np.random.default_rng(0).normal(0, error, real.shape())
                 real.update_inplace((real.numpy() + noise).astype(real.numpy().dtype))
 
