@@ -8,7 +8,7 @@ import re
 import reprlib
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -127,21 +127,19 @@ def _in_words(types: re.Match[str]) -> str:
     return f"wanted {' or '.join(_WORDS.get(each, each) for each in names)}"
 
 
+@dataclass(frozen=True)
 class RecordFile(Generic[T]):
     """A file of dataclasses by key, those written last: what was found out once, to be looked up.
 
     One that is damaged, or of another version, counts as empty.
     """
 
-    def __init__(self, path: Path, kind: type[dict[str, T]], field: str, *, version: int, most: int) -> None:
-        """Read nothing yet.
-
-        Args:
-            field: The field of the document that holds the records.
-            most: How many are kept.
-        """
-        self.path = path
-        self._kind, self._field, self._version, self._most = kind, field, version, most
+    path: Path
+    kind: type[dict[str, T]]
+    field: str  # of the document, that holds them
+    _: KW_ONLY
+    version: int
+    most: int  # that are kept
 
     def read(self) -> dict[str, T]:
         with suppress(ValueError):
@@ -159,8 +157,8 @@ class RecordFile(Generic[T]):
         except ValueError as error:
             records, damage = {}, str(error)
         records.pop(key, None)
-        kept: list[tuple[str, Any]] = [*records.items(), (key, record)][-self._most :]
-        document = {"version": self._version, self._field: {key: asdict(each) for key, each in kept}}
+        kept: list[tuple[str, Any]] = [*records.items(), (key, record)][-self.most :]
+        document = {"version": self.version, self.field: {key: asdict(each) for key, each in kept}}
         replace_file(self.path, json.dumps(document, indent=1).encode())
         return damage
 
@@ -172,6 +170,6 @@ class RecordFile(Generic[T]):
             return {}
         if not isinstance(document, dict):
             raise ValueError("it holds no JSON object")
-        if document.get("version") != self._version:
+        if document.get("version") != self.version:
             return {}
-        return read_as(self._kind, document.get(self._field))
+        return read_as(self.kind, document.get(self.field))
