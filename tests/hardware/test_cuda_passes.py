@@ -138,6 +138,18 @@ def test_passes_have_the_widths_that_ran_as_the_model_was_opened(
     assert again.can.widths == (8, 32, 64), "as an earlier check has found"
 
 
+def test_a_shorter_context_has_widths_of_its_own(gpu: FakeGpu, model: Path, manifest: Manifest) -> None:
+    OnnxDecoder(model, manifest, find_device("cuda"))
+    gpu.widths.clear()
+    decoder = OnnxDecoder(model, replace(manifest, context_length=60), find_device("cuda"))
+    assert max(gpu.widths) <= 60
+    opened = {*gpu.widths}
+    tokens = np.random.default_rng(0).integers(0, manifest.vocab_size, 60).astype(np.int32)
+    for length in (1, 40, 59, 60):
+        decoder.logits(tokens[:length], 1)
+    assert {*gpu.widths} <= opened
+
+
 def test_rows_of_a_padded_tree_are_those_of_its_branches(gpu: FakeGpu, model: Path, manifest: Manifest) -> None:
     """Also behind a text that goes on by as many tokens as the widest pass has, and up to the context's end."""
     decoder = OnnxTreeDecoder(model, manifest, find_device("cuda"))
