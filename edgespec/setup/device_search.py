@@ -18,7 +18,7 @@ from edgespec.draft.limits import MIN_GAIN_OF_SCHEDULE
 from edgespec.runtimes.devices import Device
 from edgespec.setup.planner import AnySchedule, Plan, PlannedOption, Weighed, decide
 from edgespec.system.disk import replace_file
-from edgespec.system.typed_json import read_as, read_json
+from edgespec.system.typed_json import read_as, read_versioned
 from edgespec.system.units import format_speed
 
 # What is foreseen is right to about a third: attention, the way of logits, and other programs are not in it.
@@ -136,20 +136,14 @@ class Decision:
         return Where(self.device, self.drafter_device)
 
 
-@dataclass(frozen=True)
-class _DecisionDocument:
-    version: int
-    decision: Decision
-
-
 def read_decision(home: Path, models: Sequence[str], made_for: Sequence[str]) -> Decision | None:
     """The decision for models on a machine as it is now; None where there is none that can be used."""
     try:
-        document = read_as(_DecisionDocument, read_json(_path(home, models), _LARGEST_BYTES))
+        document = read_versioned(_path(home, models), _LARGEST_BYTES, _VERSION)
+        decision = read_as(Decision, document.get("decision"))
     except (OSError, ValueError):
         return None
-    decision = document.decision
-    return decision if document.version == _VERSION and decision.made_for == tuple(made_for) else None
+    return decision if decision.made_for == tuple(made_for) else None
 
 
 def write_decision(home: Path, models: Sequence[str], decision: Decision) -> None:

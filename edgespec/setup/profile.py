@@ -16,7 +16,7 @@ from edgespec.draft.costs import ContextCosts, PassCosts, pass_costs
 from edgespec.draft.draft_model import DraftCosts
 from edgespec.draft.pass_estimate import MEASURED
 from edgespec.system.disk import replace_file
-from edgespec.system.typed_json import read_json
+from edgespec.system.typed_json import OtherVersion, read_versioned
 from edgespec.types import Report
 
 # How much longer a pass after a longer text takes is believed where the two texts differ by this many tokens.
@@ -216,10 +216,10 @@ def read_learned_stats(folder: Path, report: Report = lambda line: None) -> Lear
     """Read what a folder holds; empty where there is no file, or one that cannot be used, which is reported."""
     path = folder / FILE_NAME
     try:
-        return _parse(read_json(path, _LARGEST_BYTES))
+        return _parse(read_versioned(path, _LARGEST_BYTES, _VERSION))
     except FileNotFoundError:
         return LearnedStats()
-    except ValidationError as error:
+    except (ValidationError, OtherVersion) as error:
         problem = str(error)
     except OSError as error:
         problem = error.strerror or "it cannot be read"
@@ -242,10 +242,7 @@ def write_learned_stats(folder: Path, learned_stats: LearnedStats, report: Repor
         )
 
 
-def _parse(document: Any) -> LearnedStats:
-    version = document.get("version") if isinstance(document, dict) else None
-    if version is not None and version != _VERSION:
-        raise ValidationError(f"it is of version {str(version)[:20]}, wanted {_VERSION}")
+def _parse(document: dict[str, Any]) -> LearnedStats:
     try:
         counted = convert(document["chances"], list[tuple[str, int, _Accepted, _Tried]], strict=False)
         chances = {}

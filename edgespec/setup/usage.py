@@ -16,7 +16,7 @@ from msgspec import Meta, to_builtins
 
 from edgespec.errors import EdgeSpecError
 from edgespec.system.disk import hold_lock, replace_file
-from edgespec.system.typed_json import read_as, read_json
+from edgespec.system.typed_json import read_as, read_versioned
 from edgespec.types import Report
 
 _FILE_NAME = "usage.json"
@@ -77,10 +77,8 @@ class UsageFile:
     def read(self) -> dict[UsageKey, Usage]:
         """Empty where nothing was counted yet. Raises EdgeSpecError: The file cannot be read or used."""
         try:
-            document = read_json(self.path, _LARGEST_BYTES)
-            if not isinstance(document, dict) or document.get("version") != _VERSION:
-                raise ValueError(f"wanted version {_VERSION} of this file")
-            rows = read_as(list[tuple[UsageKey, Usage]], document.get("counts"))
+            document = read_versioned(self.path, _LARGEST_BYTES, _VERSION)
+            return dict(read_as(list[tuple[UsageKey, Usage]], document.get("counts")))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
@@ -89,7 +87,6 @@ class UsageFile:
                 f"{self.path} cannot be used ({why}); until you delete it nothing is counted: "
                 "edgespec stats --delete"
             ) from None
-        return dict(rows)
 
     def add(self, counted: UsageTable, today: date) -> None:
         """Add counts to the file. Raises EdgeSpecError: That is impossible, and nothing was added."""

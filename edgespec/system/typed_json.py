@@ -53,6 +53,23 @@ def read_json(path: Path, most_bytes: int) -> Any:
         raise ValueError("it is nested too deep") from None
 
 
+class OtherVersion(ValueError):
+    """A file states another version than the one that is read, or none."""
+
+
+def read_versioned(path: Path, most_bytes: int, version: int) -> dict[str, Any]:
+    """Read a file that holds an object and its version.
+
+    Raises OSError and ValueError as read_json does; OtherVersion too.
+    """
+    document = read_json(path, most_bytes)
+    if not isinstance(document, dict):
+        raise ValueError("it holds no JSON object")
+    if (found := document.get("version", "unknown")) != version:
+        raise OtherVersion(f"it is of version {str(found)[:20]}, wanted {version}")
+    return document
+
+
 def _refuse(word: str) -> None:
     raise ValueError(f"{word} is no number")
 
@@ -165,11 +182,7 @@ class RecordFile(Generic[T]):
     def _load(self) -> dict[str, T]:
         """Raises ValueError: It is damaged."""
         try:
-            document = read_json(self.path, _LARGEST_BYTES)
-        except OSError:
-            return {}
-        if not isinstance(document, dict):
-            raise ValueError("it holds no JSON object")
-        if document.get("version") != self.version:
+            document = read_versioned(self.path, _LARGEST_BYTES, self.version)
+        except (OSError, OtherVersion):
             return {}
         return read_as(self.kind, document.get(self.field))

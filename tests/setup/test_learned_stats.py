@@ -72,8 +72,8 @@ def test_damage_is_reported_and_forgotten(tmp_path: Path, damaged: str) -> None:
 @pytest.mark.parametrize(
     ("damaged", "why"),
     [
-        ("5", "it does not state what edgespec writes there"),
-        ("{}", "it does not state what edgespec writes there"),
+        ("5", "it is no sound JSON: it holds no JSON object"),
+        ("{}", "it is of version unknown, wanted 1"),
         ('{"version": 1, "ratios": 5}', "it does not state what edgespec writes there"),
         ('{"version": 2}', "it is of version 2, wanted 1"),
         ("{", "it is no sound JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
