@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 import edgespec
-from edgespec.config.options import OLD_NAMES, OPTIONS
+from edgespec.config.options import OPTIONS
 from edgespec.system.command_line import quote
 from edgespec.system.console import discard_output
 from edgespec.system.printable import one_line, printable
@@ -230,8 +230,6 @@ def _is_for_chat(word: str) -> bool:
 
 
 def _suggest(word: str, known: Sequence[str], cutoff: float = _CUTOFF) -> str:
-    for old_name, new_name in OLD_NAMES.items():
-        word = word.replace(old_name, new_name)
     if (other := read_table(__file__, _OTHER_NAMES)["flags"].get(word)) in known:
         return f"; did you mean {other}?"
     # Of a beginning the whole; a flag of one letter is near to every other one. The dashes make none near.

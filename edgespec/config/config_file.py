@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import platformdirs
 
-from edgespec.config.options import OLD_NAMES, OPTIONS, Option, Value
+from edgespec.config.options import OPTIONS, Option, Value
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.command_line import quote
 from edgespec.system.disk import put_aside, replace_file, write_advice
@@ -98,9 +98,7 @@ def _entries(path: Path) -> list[tuple[str, object, str]]:
         return []
     with _toml_errors(path):
         document = tomllib.loads(text)
-    return [
-        (OLD_NAMES.get(key, key), value, f"{path}:{_line_number(text, key)}") for key, value in document.items()
-    ]
+    return [(key, value, f"{path}:{_line_number(text, key)}") for key, value in document.items()]
 
 
 def read_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
@@ -109,7 +107,8 @@ def read_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
     Raises UsageError: An invalid value, or an option that only flags and the file may set.
     """
     found = {}
-    for variable, name in _variables().items():
+    for name in OPTIONS:
+        variable = variable_name(name)
         # An empty variable is none, but an empty key is a mistake and not the wish to have none.
         if (text := environment.get(variable)) is None or not (text or OPTIONS[name].is_secret):
             continue
@@ -124,7 +123,7 @@ def read_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """One line per unknown variable that begins with EDGESPEC_."""
-    known = {*_variables(), _PREFIX + "CONFIG"}
+    known = {*map(variable_name, OPTIONS), _PREFIX + "CONFIG"}
     lines = []
     for variable in sorted(environment):
         if variable.startswith(_PREFIX) and variable not in known and not variable.startswith(_TESTS):
@@ -137,11 +136,6 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
 def variable_name(name: str) -> str:
     """The environment variable of an option, such as EDGESPEC_DEVICE."""
     return _PREFIX + name.upper().replace("-", "_")
-
-
-def _variables() -> dict[str, str]:
-    """Every variable and the option that it concerns."""
-    return {variable_name(name): OLD_NAMES.get(name, name) for name in (*OPTIONS, *OLD_NAMES)}
 
 
 def parse_value(name: str, text: str, where: str) -> Value:
@@ -253,9 +247,6 @@ def set_option(path: Path, name: str, text: str | None) -> Value:
     with _toml_errors(path):
         tomllib.loads(before)  # tomlkit lets some invalid files pass, and fails later
         document = tomlkit.parse(before)
-    for old_name, new_name in OLD_NAMES.items():
-        if new_name == name:
-            document.pop(old_name, None)
     if value is None:
         if document.pop(name, None) is None:
             _find_option(name, "edgespec config unset")

@@ -71,8 +71,6 @@ def _read(help: str, commands: tuple[str, ...] = (), **stated: Any) -> Option:
 
 OPTIONS = {name: _read(**stated) for name, stated in read_table(__file__, "options.toml").items()}
 DEFAULT_MODEL = str(OPTIONS["model"].default)
-# Renamed options, whose old names a configuration file may still have.
-OLD_NAMES = {"no-memory": "no-answer-cache"}
 # The argument of `load` that takes an option's value.
 LOAD_PARAMETERS = {
     name: PARAMETERS.get(name, name.replace("-", "_"))

@@ -23,9 +23,8 @@ from edgespec.system.console import info, log_to_stderr, warn
             "chat --temprature 1",
             "unrecognized arguments: --temprature; did you mean --temperature?",
         ),
-        ("chat --no-memory", "unrecognized arguments: --no-memory; did you mean --no-answer-cache?"),
         ("config get nothing-like-it", "no key 'nothing-like-it'. The help lists all of them"),
-        ("config set no-memory true", "edgespec config set: no key 'no-memory'; did you mean no-answer-cache?"),
+        ("config set no-answer true", "edgespec config set: no key 'no-answer'; did you mean no-answer-cache?"),
         (
             "export x --output y --precision int99",
             "edgespec export: no --precision 'int99'. Known are auto, source,",

@@ -115,8 +115,6 @@ def test_environment_sets_what_tells_of_a_machine_alone() -> None:
     assert read_environment({"EDGESPEC_API_KEY": ""})["api-key"].value == "", "for the server to refuse"
     with pytest.raises(UsageError, match="no variable may change what is sampled"):
         read_environment({"EDGESPEC_TEMPERATURE": "1"})
-    with pytest.raises(UsageError, match=r"EDGESPEC_NO_MEMORY is set, but .* give --no-answer-cache"):
-        read_environment({"EDGESPEC_NO_MEMORY": "1"})
     with pytest.raises(UsageError, match="EDGESPEC_THREADS: threads is 'many'"):
         read_environment({"EDGESPEC_THREADS": "many"})
 
@@ -190,16 +188,6 @@ def test_one_option_changes_in_any_valid_file(path: Path, text: str) -> None:
     assert tomllib.loads(path.read_text()) == others | {"seed": 42}
     set_option(path, "seed", None)
     assert tomllib.loads(path.read_text()) == others
-
-
-def test_old_name_of_an_option_is_read_as_the_new_one(path: Path) -> None:
-    path.write_text("no-memory = true\n")
-    assert read_file(path)["no-answer-cache"] == (True, f"{path}:1")
-    set_option(path, "no-answer-cache", "false")
-    assert path.read_text() == "no-answer-cache = false\n"
-    path.write_text("no-memory = true\n")
-    set_option(path, "no-answer-cache", None)
-    assert path.read_text() == ""
 
 
 def test_names_may_be_spelled_as_the_chat_spells_its_settings(path: Path) -> None:
