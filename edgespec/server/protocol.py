@@ -99,6 +99,7 @@ class SamplingFields(ModelRequest):
     repetition_penalty: float | None = None
     repeat_penalty: float | None = None
     seed: int | None = None
+    stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
@@ -116,7 +117,6 @@ class GenerationFields(SamplingFields):
     """
 
     n: int | None = None
-    stop: str | list[str] | None = None
     stream_options: StreamOptions | None = None
     prediction: Prediction | None = None
     response_format: dict[str, Any] | None = None
@@ -206,7 +206,6 @@ class ResponsesRequest(SamplingFields):
 
     input: str | Annotated[list[InputItem], msgspec.Meta(max_length=MAX_MESSAGES)]
     instructions: str | None = None
-    stop: str | list[str] | None = None
     max_output_tokens: int | None = None
     previous_response_id: str | None = None
     text: TextField | None = None

@@ -118,7 +118,7 @@ class Inventory:
     def find(self, model: str) -> Path:
         """The folder of a model, given by name, preset or folder. Raises ModelError: the model is not prepared."""
         model = self.home.current_name(self.home.presets.model_of(model))
-        if model in {own.name for own in self.models()}:
+        if model in self.home.names():
             return self.home.models / model
         if not model or not Path(model).is_dir():
             raise ModelError(f"'{model}' is not a prepared model and not a folder; {self._advice(model)}")
@@ -255,12 +255,8 @@ class Inventory:
         """
         self.require_unused(model)
         folder = self.home.models / model
-        spent = self._sources(folder) - {
-            path
-            for own in self.models()
-            if own.name != model
-            for path in self._sources(self.home.models / own.name)
-        }
+        others = (self.home.models / name for name in self.home.names() if name != model)
+        spent = self._sources(folder).difference(*map(self._sources, others))
         elsewhere = [each for place in (folder, *part_folders(folder)) for each in _compiled(place)]
         try:
             if folder.is_symlink():

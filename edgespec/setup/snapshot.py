@@ -32,10 +32,8 @@ from edgespec.system.text_files import read_plain
 from edgespec.system.units import format_bytes
 from edgespec.types import Report
 
-_HEAD_BYTES, _GROWTH = (
-    1 << 20,
-    4,
-)  # fetched first of a file of weights; and by how much more, until its header is here
+_HEAD_BYTES = 1 << 20  # fetched first of a file of weights
+_GROWTH = 4  # by how much more, until its header is here
 _WEIGHTS = (".safetensors", ".gguf")
 _OFFLINE = (
     "is not on this machine and --offline (or HF_HUB_OFFLINE) forbids fetching it; run once without --offline"
