@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import date, timedelta
 from pathlib import Path
 from threading import Thread
+from threading import enumerate as all_threads
 
 import pytest
 
@@ -114,6 +115,9 @@ def test_a_full_disk_keeps_the_file_and_what_was_counted(tmp_path: Path, monkeyp
         for _ in range(2):
             counter.count(ONE)
             counter.close()
+        for thread in all_threads():
+            if thread.name == "usage":
+                thread.join()
     assert len(lines) == 1
     assert "usage.json cannot be written (No space left on device)" in lines[0]
     assert file.read() == {key(): ONE}
