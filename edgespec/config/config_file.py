@@ -13,9 +13,9 @@ from typing import NamedTuple
 import platformdirs
 
 from edgespec.config.options import OPTIONS, Option, Value
-from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.errors import UsageError
 from edgespec.system.command_line import quote
-from edgespec.system.disk import put_aside, replace_file, write_advice
+from edgespec.system.disk import explain_change, put_aside, replace_file
 from edgespec.system.text_files import decode_text
 from edgespec.system.units import format_bytes, parse_bytes
 
@@ -252,12 +252,9 @@ def set_option(path: Path, name: str, text: str | None) -> Value:
             _find_option(name, "edgespec config unset")
     else:
         document[name] = value
-    try:
+    with explain_change(f"write {path}", "set EDGESPEC_CONFIG to a file that you may write"):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, tomlkit.dumps(document).encode(), 0o666)
-    except OSError as error:
-        advice = write_advice(error, "set EDGESPEC_CONFIG to a file that you may write")
-        raise EdgeSpecError(f"cannot write {path} ({error.strerror}); {advice}") from None
     return value
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from edgespec.config.config_file import check_value
 from edgespec.config.options import LOAD_PARAMETERS, PRESET_OPTIONS, SAMPLING_OPTIONS, Value
-from edgespec.errors import EdgeSpecError, ModelError, UsageError
-from edgespec.system.disk import replace_file, write_advice
+from edgespec.errors import ModelError, UsageError
+from edgespec.system.disk import explain_change, replace_file
 from edgespec.system.text_files import decode_text, read_plain
 
 _NAME = re.compile(r"\w[\w.+-]{0,95}")
@@ -168,23 +168,17 @@ class PresetFolder:
         import tomlkit  # takes 30 ms to import
 
         path = self._file(preset.name)
-        try:
+        with explain_change(f"write {path}"):
             self.path.mkdir(parents=True, exist_ok=True)
             replace_file(path, tomlkit.dumps(preset.document()).encode(), 0o666)
-        except OSError as error:
-            advice = write_advice(error, "change its permissions")
-            raise EdgeSpecError(f"cannot write {path} ({error.strerror}); {advice}") from None
         return path
 
     def remove(self, name: str) -> Path:
         """Raises ModelError: There is no such preset; EdgeSpecError: Its file cannot be deleted."""
         self.require(name)
         path = self._file(name)
-        try:
+        with explain_change(f"delete {path}"):
             path.unlink()
-        except OSError as error:
-            advice = write_advice(error, "change its permissions")
-            raise EdgeSpecError(f"cannot delete {path} ({error.strerror}); {advice}") from None
         return path
 
     def _file(self, name: str) -> Path:

@@ -21,7 +21,7 @@ from edgespec.setup.home import DeviceFacts, ModelHome
 from edgespec.setup.pair import DRAFTER, TARGET, part_folders, read_pair, require_pair_file
 from edgespec.setup.snapshot import Preview
 from edgespec.setup.source_names import near_names
-from edgespec.system.disk import write_advice
+from edgespec.system.disk import explain_change
 from edgespec.system.file_hashes import verify_files
 
 _IN_USE = "close what uses it, or change the permissions of the folder that it lies in"
@@ -168,11 +168,8 @@ class Inventory:
             self.home.report(f"{str(error).rpartition('; ')[0] or error}; preparing it again")
         self.require_unused(folder.name)
         aside = folder.with_name(f".{folder.name}.damaged.partial")
-        try:
+        with explain_change(f"replace {folder}", _IN_USE):
             os.rename(folder, aside)
-        except OSError as error:
-            advice = write_advice(error, _IN_USE)
-            raise EdgeSpecError(f"cannot replace {folder} ({error.strerror}); {advice}") from None
         try:
             repaired = resolve()
         except BaseException:
@@ -233,11 +230,11 @@ class Inventory:
             note_name(self.home.path, model, name)
             if (folder / FILE_NAME).is_file() and not folder.is_symlink():
                 write_manifest(folder, replace(read_manifest(folder), name=name))
-        except OSError as error:
-            if folder.exists():
-                os.rename(folder, before)
-            advice = write_advice(error, _IN_USE)
-            raise EdgeSpecError(f"cannot rename {model} ({error.strerror}); {advice}") from None
+        except OSError:
+            with explain_change(f"rename {model}", _IN_USE):
+                if folder.exists():
+                    os.rename(folder, before)
+                raise
         for preset in presets:
             self.home.presets.write(replace(preset, model=name))
         self.home.uses.forget(model)
@@ -258,14 +255,11 @@ class Inventory:
         others = (self.home.models / name for name in self.home.names() if name != model)
         spent = self._sources(folder).difference(*map(self._sources, others))
         elsewhere = [each for place in (folder, *part_folders(folder)) for each in _compiled(place)]
-        try:
+        with explain_change(f"remove {folder}"):
             if folder.is_symlink():
                 folder.unlink()
             else:
                 shutil.rmtree(folder)
-        except OSError as error:
-            advice = write_advice(error, "change its permissions")
-            raise EdgeSpecError(f"cannot remove {folder} ({error.strerror}); {advice}") from None
         self.home.uses.forget(model)
         for compiled in elsewhere:  # what lay in the folder of the model is gone already
             shutil.rmtree(compiled, ignore_errors=True)

@@ -58,6 +58,15 @@ def write_advice(error: OSError, otherwise: str) -> str:
 
 
 @contextmanager
+def explain_change(what: str, otherwise: str = "change its permissions") -> Iterator[None]:
+    """Raises EdgeSpecError: A small file or a folder cannot be changed, such as "delete FILE", with what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise EdgeSpecError(f"cannot {what} ({error.strerror}); {write_advice(error, otherwise)}") from None
+
+
+@contextmanager
 def explain_write_errors(folder: Path, needed_bytes: int) -> Iterator[None]:
     """Turn errors of writing to `folder` into messages that say what to do.
 
