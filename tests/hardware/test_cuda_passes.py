@@ -23,7 +23,7 @@ from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.kv_caches import make_cache
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.row_proofs import RowProof
-from edgespec.runtimes.tree import OnnxTreeDecoder
+from edgespec.runtimes.tree import OnnxBranchDecoder, OnnxTreeDecoder
 from edgespec.setup import row_proof
 from edgespec.types import append
 
@@ -272,6 +272,20 @@ def test_rows_follow_from_a_pass_and_not_from_what_the_cache_holds(
         assert np.array_equal(decoder.run(given).logits, expected), (end, num_prompt, num_last)
         if rng.random() < 0.3:
             decoder.exchange(fork)
+
+
+def test_a_prompt_is_read_alike_before_branches_of_a_tree(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path, manifest: Manifest
+) -> None:
+    copy = shutil.copytree(model, tmp_path / "copy", ignore=shutil.ignore_patterns("device_checks.json"))
+    gpu = install(monkeypatch, FakeGpu(), passes_ms=INT4_MS)
+    decoder = OnnxBranchDecoder(copy, manifest, find_device("cuda"), deterministic=True)
+    gpu.rounding = other_bits
+    text = np.random.default_rng(2).integers(0, manifest.vocab_size, 300).astype(np.int32)
+    nodes = np.array([5, 6, 7], np.int32)
+    rows = decoder.run(Pass(text, Tree(nodes, parents=(-1, -1, 0)), num_prompt=300)).logits.copy()
+    decoder.forget()
+    assert np.array_equal(rows[:2], decoder.run(Pass(text, Tree(nodes[:1]), num_prompt=300)).logits)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
