@@ -523,7 +523,7 @@ def test_gguf_says_which_layers_see_a_window(
         ("granitehybrid", {**_NO_ATTENTION, **DELTA}, "a multiple of the groups"),
         ("granitehybrid", {**_NO_ATTENTION, **DELTA, "ssm.inner_size": 50}, "wanted whole heads"),
         ("qwen35", {"ssm.time_step_rank": 3, "ssm.inner_size": 48, **DELTA}, "a multiple of the key heads"),
-        ("qwen35", {}, "ssm.time_step_rank is missing"),
+        ("qwen35", {}, "ssm.group_count is missing"),
     ],
 )
 def test_gguf_feature_that_the_graph_lacks_is_refused(architecture: str, keys: dict[str, Any], words: str) -> None:

@@ -303,7 +303,7 @@ def test_a_model_that_is_let_go_comes_back_with_the_same_text(
     monkeypatch.setattr("edgespec.memory.ladder.COOLDOWN_S", 0.0)
     monkeypatch.setattr("edgespec.engine.run_ahead.MAX_AHEAD", 0)  # memory changes between two chunks
     with load(tiny_model, drafter=str(tiny_drafter), draft_length=3, deterministic=True) as engine:
-        engine._drafting.pool.watch._ladder._current_cooldown_s = 0.0
+        engine._drafting.pool.watch._ladder._cooldown_s = 0.0
         wanted = engine.plain().generate("in the an", max_tokens=150).token_ids
         found: list[int] = []
         models = []
