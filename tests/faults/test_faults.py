@@ -76,12 +76,13 @@ def test_drafter_without_numbers_is_parked_and_no_token_changes(
         deterministic=True,
         report=said.append,
     ) as engine:
-        answer = engine.generate(PROMPT, sampling=HOT, max_tokens=30)
-        again = engine.generate(PROMPT, sampling=HOT, max_tokens=30)
-        assert not engine.speculation.name.count("poisoned")
-    assert answer.token_ids == again.token_ids == whole
-    assert answer.stats.num_drafted > 0 == again.stats.num_drafted
-    (line,) = answer.stats.downgrades
+        answers = [engine.generate(PROMPT, sampling=HOT, max_tokens=30)]
+        while engine.open_drafters:  # how soon it drafts behind that token depends on times
+            answers.append(engine.generate(PROMPT, sampling=HOT, max_tokens=30))
+        after = engine.generate(PROMPT, sampling=HOT, max_tokens=30)
+    assert {answer.token_ids for answer in (*answers, after)} == {whole}
+    assert answers[-1].stats.num_drafted > 0 == after.stats.num_drafted
+    (line,) = [line for answer in (*answers, after) for line in answer.stats.downgrades]
     assert "no longer drafts in this session" in line
     assert "damaged" in line
     assert line in said
