@@ -1,21 +1,24 @@
 """This installation of edgespec beside another one: decoding, first token, start-up, and a server at four.
 
-    python bench/versions.py OTHER_PYTHON MODEL [--other-model FOLDER] [--rounds N] [--tokens N] [--drafter D]
+    python bench/versions.py OTHER_PYTHON MODEL [--other-model FOLDER] [--processes N] [--tokens N] [--drafter D]
 
 OTHER_PYTHON is the interpreter of an environment that holds the other version. Each version has a process of its
 own with the model loaded: plain, then with the drafter, then `edgespec serve`, which four clients ask at once. The
-two answer the very same requests in turn, and the order changes with every round. Last are starts, in turn too: of
---help, and of an engine up to its first token. Printed are ratios of this version's speed to the other's (of the
-other's time to this one's): the median over pairs, and the 95 % interval of that median. Only the public names and
-commands are used, so that any version can be measured.
+two answer the very same requests in turn, and the order changes with every round. One process of a version can be
+several percent faster than the next one of the same version, so all this is done with several pairs of processes.
+Last are starts, in turn too: of --help, and of an engine up to its first token. Printed are ratios of this
+version's speed to the other's (of the other's time to this one's): the median over pairs of processes, each of
+which counts with its own median, and the 95 % interval. Only the public names and commands are used, so that any
+version can be measured.
 """
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -35,7 +38,8 @@ PROMPTS = (
 )
 # Long enough that their reading and their text overlap; a number before each keeps it out of all caches.
 REQUESTS = (*PROMPTS, "Explain how a bicycle stays upright, and why it falls over when it stands still.")
-WARM_UP, STARTS = 2, 20  # rounds
+WARM_UP = 2  # rounds
+NAMES = "this", "other"
 WORKER = """
 import json, sys
 from time import perf_counter
@@ -62,6 +66,10 @@ class Installation(NamedTuple):
 
     python: str
     model: str
+
+
+Versions = Mapping[str, Installation]
+Opened = Callable[[int], AbstractContextManager[Mapping[str, Measure]]]  # by the number of the pair of processes
 
 
 class Worker:
@@ -124,42 +132,60 @@ def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
     return median(ranked), ranked[max(low, 0)], ranked[min(high, len(ranked) - 1)]
 
 
-def compare(measures: Mapping[str, Measure], num_rounds: int, figures: Sequence[str]) -> None:
-    """Measure both versions in turn, and print the ratio of each figure; the first rounds warm up."""
-    measure_in_turn(measures, WARM_UP)
-    found = measure_in_turn({name: shift(measure) for name, measure in measures.items()}, num_rounds)
-    ours, others = ([speeds for one_round in found[name] for speeds in one_round] for name in measures)
-    for i, figure in enumerate(figures):
-        ratios = [our[i] / other[i] for our, other in zip(ours, others, strict=True)]
-        middle, low, high = median_interval(ratios)
-        print(f"{figure:>40} {middle:.3f}  ({low:.3f} to {high:.3f}; {len(ratios)} pairs)", flush=True)
+def compare(opened: Opened, num_pairs: int, num_rounds: int, figures: Sequence[str], *, warm_up: int = 0) -> None:
+    """Measure both versions in turn in so many pairs of processes, and print the ratio of each figure."""
+    ratios: list[list[float]] = [[] for _ in figures]
+    for number in range(num_pairs):
+        with opened(number) as measures:
+            found = measure_in_turn(measures, warm_up + num_rounds)
+        ours, others = ([each for speeds in found[name][warm_up:] for each in speeds] for name in NAMES)
+        for i, pairs in enumerate(ratios):
+            pairs.append(median(our[i] / other[i] for our, other in zip(ours, others, strict=True)))
+    for figure, pairs in zip(figures, ratios, strict=True):
+        middle, low, high = median_interval(pairs)
+        print(f"{figure:>40} {middle:.3f}  ({low:.3f} to {high:.3f}; {len(pairs)} pairs)", flush=True)
 
 
-def shift(measure: Measure) -> Measure:
-    """The measurement with numbers that the rounds before have not had."""
-    return lambda number: measure(WARM_UP + number)
+def compare_answers(versions: Versions, drafter: str, num_tokens: int, num_pairs: int, num_rounds: int) -> None:
+    @contextmanager
+    def opened(number: int) -> Iterator[Mapping[str, Measure]]:
+        workers = {name: Worker(versions[name], drafter) for name in in_turn(number)}
+        yield {name: partial(worker.answer_all, num_tokens) for name, worker in workers.items()}
+        for worker in workers.values():
+            worker.close()
+
+    figures = [f"--drafter {drafter}: decoding", f"--drafter {drafter}: first token"]
+    compare(opened, num_pairs, num_rounds, figures, warm_up=WARM_UP)
 
 
-def compare_answers(versions: Mapping[str, Installation], drafter: str, num_tokens: int, num_rounds: int) -> None:
-    workers = {name: Worker(version, drafter) for name, version in versions.items()}
-    measures = {name: partial(worker.answer_all, num_tokens) for name, worker in workers.items()}
-    compare(measures, num_rounds, [f"--drafter {drafter}: decoding", f"--drafter {drafter}: first token"])
-    for worker in workers.values():
-        worker.close()
-
-
-def compare_servers(versions: Mapping[str, Installation], num_tokens: int, num_rounds: int) -> None:
+def compare_servers(versions: Versions, num_tokens: int, num_pairs: int, num_rounds: int) -> None:
     at_once = len(REQUESTS)
-    with ExitStack() as stack:
-        measures: dict[str, Measure] = {}
-        for name, version in versions.items():
-            options = ["--max-parallel", str(at_once)]
-            url, _ = stack.enter_context(served(version.model, options, python=version.python))
-            client = stack.enter_context(open_client(url))
-            measures[name] = partial(ask_at_once, client, num_tokens)
-        compare(
-            measures, num_rounds, [f"server, {at_once} at once: tokens", f"server, {at_once} at once: first text"]
-        )
+
+    @contextmanager
+    def opened(number: int) -> Iterator[Mapping[str, Measure]]:
+        with ExitStack() as stack:
+            measures: dict[str, Measure] = {}
+            for name in in_turn(number):
+                options = ["--max-parallel", str(at_once)]
+                url, _ = stack.enter_context(served(versions[name].model, options, python=versions[name].python))
+                client = stack.enter_context(open_client(url))
+                measures[name] = partial(ask_at_once, client, num_tokens)
+            yield measures
+
+    figures = [f"server, {at_once} at once: tokens", f"server, {at_once} at once: first text"]
+    compare(opened, num_pairs, num_rounds, figures, warm_up=WARM_UP)
+
+
+def compare_starts(versions: Versions, num_pairs: int) -> None:
+    def opened(number: int) -> AbstractContextManager[Mapping[str, Measure]]:
+        return nullcontext({name: partial(start, versions[name]) for name in in_turn(number)})
+
+    compare(opened, num_pairs, 1, ["start of --help", "start to a first token"])
+
+
+def in_turn(number: int) -> Sequence[str]:
+    """The versions in the order of a pair of processes."""
+    return NAMES[:: -1 if number % 2 else 1]
 
 
 def main() -> None:
@@ -167,21 +193,21 @@ def main() -> None:
     parser.add_argument("python", metavar="OTHER_PYTHON")
     parser.add_argument("model", metavar="MODEL", help="a model folder")
     parser.add_argument("--other-model", metavar="FOLDER", help="a copy of it for the other version")
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--starts", type=int, default=STARTS, help=f"rounds of starts (default: {STARTS})")
+    parser.add_argument("--processes", type=int, default=8, metavar="N", help="pairs (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="of each pair (default: %(default)s)")
+    parser.add_argument("--starts", type=int, default=20, metavar="N", help="pairs (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--drafter", default="suffix")
     options = parser.parse_args()
-    versions = {
-        "this": Installation(sys.executable, options.model),
-        "other": Installation(options.python, options.other_model or options.model),
-    }
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed version is compiled
+    other = Installation(options.python, options.other_model or options.model)
+    versions = dict(zip(NAMES, (Installation(sys.executable, options.model), other), strict=True))
     print(f"{Path(options.model).name}: speed of this version over that of the other, medians")
+    often = options.processes, options.rounds
     for drafter in ("none", options.drafter):
-        compare_answers(versions, drafter, options.tokens, options.rounds)
-    compare_servers(versions, options.tokens, options.rounds)
-    starts = {name: partial(start, version) for name, version in versions.items()}
-    compare(starts, options.starts, ["start of --help", "start to a first token"])
+        compare_answers(versions, drafter, options.tokens, *often)
+    compare_servers(versions, options.tokens, *often)
+    compare_starts(versions, options.starts)
 
 
 if __name__ == "__main__":
