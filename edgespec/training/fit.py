@@ -1,9 +1,8 @@
 """Trains a head in torch until the time is over or it gets no better, with checkpoints."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from math import cos, isfinite, pi, sqrt
 from pathlib import Path
 from time import monotonic
@@ -12,23 +11,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgespec import EdgeSpecError, MemoryExhausted, ModelError, TokenIds, expected_tokens, return_freed
+from edgespec import EdgeSpecError, MemoryExhausted, TokenIds, expected_tokens, return_freed
 from edgespec.system.console import info, show_progress
 from edgespec.system.signals import defer_signals
-from edgespec.training.head_file import read_tensors, write_tensors
+from edgespec.training.checkpoint import Checkpoint, TrainingProgress, read_checkpoint, write_checkpoint
 from edgespec.training.network import HEAD, HeadShape, Network
 from edgespec.training.objective import Agreement, agreement, backward
-from edgespec.training.packing import Batch, Ints, Text, pack
+from edgespec.training.packing import Batch, Floats, Ints, Text, num_shared, pack
 from edgespec.training.torch_target import faster_precision, is_out_of_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Floats = npt.NDArray[np.float32]
 NUM_COMPARED = 5  # positions of a draft at which agreement is counted
 _LAST_RATE = 0.1  # of learning at the end, as a share of that at first
 _WARM_UP = 20  # batches
 _MOST_GRADIENT = 0.5
+_LEAST_OF_MEAN = 0.005  # the share of the last batch's weights in their mean
 _ROWS, _GPU_ROWS, _FEWEST_ROWS = 640, 8192, 80  # of a batch, which is halved where there is no memory for it
 _LINE_ROWS = 2048  # at most, since each row attends to the whole line
 _MEMORY_SHARE = 0.6  # of a GPU's free memory, for hidden states
@@ -63,25 +62,6 @@ class Data(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TrainingProgress:
-    """How far a training is.
-
-    num_drafts: That were trained on, in all.
-    used_s: Time of training, that before an interruption included.
-    best: Agreement of the best weights with held-out texts, by position; empty before the first comparison.
-    """
-
-    num_drafts: int = 0
-    used_s: float = 0.0
-    best: tuple[float, ...] = ()
-    num_since_best: int = 0
-
-    @property
-    def tokens_per_pass(self) -> float:
-        return expected_tokens(self.best)[-1]
-
-
-@dataclass(frozen=True)
 class Recipe:
     """How a head is trained.
 
@@ -93,7 +73,7 @@ class Recipe:
         On the SDEs and scaling rules for adaptive gradient algorithms).
     sharpness: By which the target's logits are multiplied; above 1 its likeliest tokens count for more.
     num_compared: Of how many tokens, the likeliest of each batch, the loss is; 0 for all.
-    whole_texts: Train on prompts too, and not on answers alone.
+    whole_texts: Train on prompts too, but for what all texts begin with, and not on answers alone.
     num_states, markov_rank: As HeadShape has them.
     """
 
@@ -102,8 +82,8 @@ class Recipe:
     num_steps: int = 3
     rate: float = 1e-4
     sharpness: float = 1.0
-    num_compared: int = 0
-    whole_texts: bool = False
+    num_compared: int = 2048
+    whole_texts: bool = True
     num_states: int = 3
     markov_rank: int = 0
 
@@ -111,7 +91,9 @@ class Recipe:
 class Trainer:
     """A head, its optimizer and its checkpoint.
 
-    save_best: Called with the weights each time that they are the best so far.
+    What is compared and saved is a running mean of the weights over the last batches (Polyak and Juditsky 1992).
+
+    save_best: Called with the mean each time that it is the best so far.
     """
 
     def __init__(
@@ -136,19 +118,20 @@ class Trainer:
 
         self._recipe = recipe or Recipe()
         if self._recipe.whole_texts:
-            data = data._replace(texts=[text._replace(num_prompt=1) for text in data.texts])
-        self._shape, self._data, self._checkpoint, self._save_best = shape, data, checkpoint, save_best
+            first = max(1, num_shared(data.texts))
+            data = data._replace(texts=[text._replace(num_prompt=first) for text in data.texts])
+        self._shape, self._data, self._path, self._save_best = shape, data, checkpoint, save_best
         self.device = find_device(device)
-        self.progress = TrainingProgress()
-        weights = dict(start)
+        weights, means, self.progress = Checkpoint(start, start, TrainingProgress())
         if checkpoint.exists():
-            weights, self.progress = _read_checkpoint(checkpoint, shape, _key_of(data.held_out))
+            weights, means, self.progress = read_checkpoint(checkpoint, shape, data.held_out)
             if not has_best:
                 self.progress = replace(self.progress, best=())
         self._weights = {name: torch.tensor(each, device=self.device) for name, each in weights.items()}
         for name, each in self._weights.items():
             each.requires_grad_(name != HEAD)
         self._trained = [each for each in self._weights.values() if each.requires_grad]
+        self._means = [torch.tensor(means[name], device=self.device) for name in self._weights if name != HEAD]
         self._network = Network(shape, self._weights, torch.from_numpy(data.embedding).to(self.device))
         self._target_head = torch.from_numpy(data.head).to(self.device)
         self._ids = torch.tensor(data.tokens.astype(np.int64), device=self.device)
@@ -206,7 +189,7 @@ class Trainer:
         reached, right = np.zeros(NUM_COMPARED, np.int64), np.zeros(NUM_COMPARED, np.int64)
         num_rows = 0
         for batch in self._pack(self._data.held_out, None):
-            with self._autocast():
+            with self._averaged(), self._autocast():
                 one = agreement(self._network, batch, self._features(batch), NUM_COMPARED, self._ids)
             reached, right = reached + one.reached, right + one.right
             num_rows += batch.tokens.size
@@ -216,7 +199,7 @@ class Trainer:
         is_better = not self.progress.best or expected_tokens(found.rates)[-1] > self.progress.tokens_per_pass
         if is_better:
             self.progress = replace(self.progress, best=found.rates, num_since_best=0)
-            with defer_signals():
+            with defer_signals(), self._averaged():
                 self._save_best(self._arrays())
         else:
             self.progress = replace(self.progress, num_since_best=self.progress.num_since_best + 1)
@@ -224,14 +207,9 @@ class Trainer:
 
     def save(self) -> None:
         """Write the checkpoint."""
-        progress = self.progress
-        metadata = {
-            "num_drafts": str(progress.num_drafts),
-            "used_s": str(progress.used_s),
-            "best": " ".join(map(str, progress.best)),
-            "held_out": _key_of(self._data.held_out),
-        }
-        write_tensors(self._checkpoint, self._arrays(), metadata)
+        weights = self._arrays()
+        with self._averaged():
+            write_checkpoint(self._path, Checkpoint(weights, self._arrays(), self.progress), self._data.held_out)
 
     def _batches(self) -> Iterator[Batch]:
         while True:
@@ -278,14 +256,36 @@ class Trainer:
         if isfinite(loss) and isfinite(size):
             self._optimizer.step()
             self._num_lost = 0
+            self._average()
         else:
             self._num_lost += 1
         self._optimizer.zero_grad()
         if self._num_lost > _MOST_LOST:
             raise EdgeSpecError(
                 f"the loss of {self._num_lost} batches in a row is no number; what was trained before is kept. "
-                f"Remove {self._checkpoint.parent}, whose hidden states may be damaged, and train again"
+                f"Remove {self._path.parent}, whose hidden states may be damaged, and train again"
             )
+
+    def _average(self) -> None:
+        """Take the weights behind one more batch into their mean, which is short at first."""
+        num = self.progress.num_batches
+        self.progress = replace(self.progress, num_batches=num + 1)
+        for mean, each in zip(self._means, self._trained, strict=True):
+            mean.lerp_(each.detach(), max(_LEAST_OF_MEAN, 9 / (10 + num)))
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """Within, the weights are their means."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        with defer_signals():
+            for mean, each in zip(self._means, self._trained, strict=True):
+                mean.data, each.data = each.data, mean.data
 
     def _rate(self, number: int, share: float) -> float:
         """The step size of a batch of so many rows, once a share of the training is done."""
@@ -335,23 +335,6 @@ class Trainer:
         best = self.progress.best
         so_far = f", {best[0]:.0%} of first tokens are right" if best else ""
         return f"training: {max(0.0, left_s) / 60:.0f} min left{so_far}"
-
-
-def _key_of(texts: Sequence[Text]) -> str:
-    """A name of texts by their tokens."""
-    return sha256(b"|".join(np.asarray(text.tokens, np.int32).tobytes() for text in texts)).hexdigest()[:16]
-
-
-def _read_checkpoint(path: Path, shape: HeadShape, held_out: str) -> tuple[dict[str, Floats], TrainingProgress]:
-    """The weights and the progress of a checkpoint; agreement with other held-out texts says nothing here."""
-    tensors, stated = read_tensors(path)
-    if not all(np.isfinite(each).all() for each in tensors.values()):
-        raise ModelError(f"{path} holds weights that are no numbers; remove it and train again")
-    if {name: each.shape for name, each in tensors.items()} != shape.weights:
-        raise ModelError(f"{path} is of a head of other sizes; remove its folder and train again")
-    is_same = stated.get("held_out") == held_out
-    best = tuple(map(float, stated["best"].split())) if is_same else ()
-    return tensors, TrainingProgress(int(stated["num_drafts"]), float(stated["used_s"]), best)
 
 
 def _copy_rows(rows: npt.NDArray[np.float16], device: str) -> "Tensor | npt.NDArray[np.float16]":

@@ -11,6 +11,7 @@ from edgespec import TokenIds
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float32]
 
 
 class Text(NamedTuple):
@@ -49,6 +50,13 @@ class Batch:
     def at(self, values: Ints, step: int) -> Ints:
         """Values, [batch, rows], of each draft's token at a step."""
         return np.take_along_axis(values, self.rows(step), 1)
+
+
+def num_shared(texts: Sequence[Text]) -> int:
+    """The number of tokens with which all texts begin, of the shortest prompt at most."""
+    num = min((text.num_prompt for text in texts), default=0)
+    heads = np.stack([text.tokens[:num] for text in texts]) if texts else np.zeros((0, 0))
+    return int(np.logical_and.accumulate((heads == heads[:1]).all(0)).sum())
 
 
 def pack(

@@ -36,7 +36,8 @@ from edgespec.system.console import show_progress
 from edgespec.system.disk import explain_write_errors, hold_lock, replace_file
 from edgespec.system.text_files import decode_text
 from edgespec.system.units import format_bytes
-from edgespec.training.fit import Data, Floats, Recipe, Trainer, TrainingProgress, find_device
+from edgespec.training.checkpoint import TrainingProgress
+from edgespec.training.fit import Data, Recipe, Trainer, find_device
 from edgespec.training.head_file import WEIGHTS, write_head
 from edgespec.training.lanes import Lanes, OwnText
 from edgespec.training.network import HeadShape
@@ -47,7 +48,7 @@ from edgespec.training.objective import (
     estimate_draft_cost,
     expected_gain,
 )
-from edgespec.training.packing import Text
+from edgespec.training.packing import Floats, Text
 from edgespec.training.prompts import PromptWriter
 from edgespec.training.stored_texts import Halves, ReadStates, StatesFile, TextsFile, read_tokens
 from edgespec.training.target import StatesReader, TargetWriter, open_engine_writer, write_answers

@@ -36,8 +36,8 @@ from edgespec.training.network import (
     O,
     Q,
 )
+from edgespec.training.packing import Floats
 
-Floats = npt.NDArray[np.float32]
 _COUNTED_AT_ONCE, _MOST_COUNTED = 256, 16_000  # rows
 _MARKOV_DEVIATION = 0.25
 _DEVIATION = 0.02  # of weights that start at random

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import made_heads
@@ -22,7 +23,7 @@ from edgespec.training.fit import Data, Recipe, Trainer
 from edgespec.training.head_file import write_head
 from edgespec.training.network import HEAD, JOIN, MARKOV_HEAD, HeadShape, Network
 from edgespec.training.objective import agreement, backward, unroll, visible
-from edgespec.training.packing import Batch, Text, pack
+from edgespec.training.packing import Batch, Text, num_shared, pack
 from edgespec.training.warm_start import head_shape, start_weights
 
 pytestmark = pytest.mark.train
@@ -197,6 +198,39 @@ def test_a_checkpoint_of_weights_that_are_no_numbers_is_refused(target: Path, tm
     trainer.save()
     with pytest.raises(ModelError, match="no numbers; remove it and train again"):
         small_trainer(target, tmp_path)
+
+
+def test_what_is_compared_and_goes_on_is_the_mean_of_the_weights(target: Path, tmp_path: Path) -> None:
+    trainer, ran, saved = small_trainer(target, tmp_path, Recipe(epochs=2.0, rate=0.01)), [], []
+    trainer._num_rows = 80
+    step, trainer._save_best = trainer._step, lambda weights: saved.append(dict(weights))
+
+    def noted(*arguments: object) -> None:
+        step(*arguments)  # type: ignore[arg-type]
+        ran.append(trainer._arrays()[JOIN].copy())
+
+    trainer._step = noted  # type: ignore[method-assign]
+    mean = trainer._arrays()[JOIN].copy()
+    progress = trainer.run(600.0)
+    trainer.progress = replace(progress, best=())
+    trainer.compare()
+    assert progress.num_batches == len(ran) > 10
+    for i, each in enumerate(ran):
+        mean = mean + max(0.005, 9 / (10 + i)) * (each - mean)
+    assert np.abs(saved[-1][JOIN] - mean).max() < 1e-6 < np.abs(mean - ran[-1]).max()
+    after = small_trainer(target, tmp_path)
+    assert after.progress == progress
+    assert np.array_equal(after._arrays()[JOIN], ran[-1])
+    with after._averaged():
+        assert np.abs(after._arrays()[JOIN] - mean).max() < 1e-6
+
+
+def test_prompts_are_trained_on_behind_what_all_begin_with() -> None:
+    texts = [Text(np.array([1, 2, 3, *each], np.int32), 5) for each in ((4, 5, 6), (4, 6, 6), (4, 5, 9))]
+    assert num_shared(texts) == 4
+    assert num_shared([text._replace(num_prompt=2) for text in texts]) == 2
+    assert num_shared(texts[:1]) == 5
+    assert num_shared([]) == 0
 
 
 @pytest.mark.parametrize("error", ["gpu", "cpu"])
