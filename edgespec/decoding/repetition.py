@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
+SHORTEST_LOOP = 192  # tokens; fewer never count as a loop
 _LONGEST_SPAN = 256
 _LOOK_AFTER = 64  # tokens, between two looks for a loop in a text that is being written
 # Rows of a table, zeros of an array and lines of a drawing repeat too, but consist of few different tokens, unlike
 # sentences. For so many distinct tokens of a span, or more: how often it comes in a loop, and in how many tokens.
-_LIMITS = ((12, 8, 192), (4, 24, 384), (1, 48, 768))
+_LIMITS = ((12, 8, SHORTEST_LOOP), (4, 24, 384), (1, 48, 768))
 
 
 def ends_in_loop(tokens: Sequence[int]) -> bool:

@@ -15,7 +15,7 @@ from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.greedy import PlainChoices, Reruns
 from edgespec.decoding.logprobs import TokenLogprob, logprobs_of
 from edgespec.decoding.pass_ahead import PassAhead
-from edgespec.decoding.repetition import ends_in_loop
+from edgespec.decoding.repetition import SHORTEST_LOOP, ends_in_loop
 from edgespec.decoding.sampling import GumbelSampler
 from edgespec.decoding.scheduler import speculative_decode
 from edgespec.draft.acceptance_rates import AcceptanceChange
@@ -404,10 +404,10 @@ class AnswerWriter:
         length = choice.draft_length or generation.drafting.speculation.draft_length
         drafters = choice.select(generation.drafting.speculation.drafters())
         costs = generation.drafting.speculation.costs()
-        costs.context_length = sum(map(len, self._kept))
+        costs.context_length = num_kept = sum(map(len, self._kept))
         is_alone = tally.was_alone(self._caller.num_joined, self._caller.waited_s)
         gain = tally.gain(costs) if is_alone else None
-        if gain is not None and ends_in_loop(self._all_kept().tolist()):
+        if gain is not None and num_kept >= SHORTEST_LOOP and ends_in_loop(self._all_kept().tolist()):
             gain = None
         return tally.stats(
             num_redecided=self._reruns.num_tokens,
