@@ -39,20 +39,18 @@ class Candidate:
 
 
 class DrafterSet(NamedTuple):
-    """Draft models, and the names of drafters that draft from the text."""
+    """Draft models, the names of drafters that draft from the text, and the memory that all of these take."""
 
     models: tuple[Candidate, ...]
     texts: frozenset[str]
-    texts_bytes: int
+    tier: Tier
 
     @property
     def name(self) -> str:
         return "+".join([*sorted(self.texts), *(model.name for model in self.models)]) or "plain decoding"
 
-    @property
-    def tier(self) -> Tier:
-        needed = sum_bytes([{HOST: self.texts_bytes}, *(model.needed for model in self.models)])
-        return Tier(needed, has_models=bool(self.models))
+
+PLAIN = DrafterSet((), frozenset(), Tier({}))
 
 
 def drafter_sets(
@@ -80,7 +78,11 @@ def drafter_sets(
         smaller = without_models - {"lookahead"}
         sets += [((), each) for each in (without_models, smaller, FRUGAL) if each]
     sets.append(((), frozenset()))
-    return [DrafterSet(*each, texts_bytes(each[1])) for each in dict.fromkeys(sets)]
+    found = []
+    for models, names in dict.fromkeys(sets):
+        needed = sum_bytes([{HOST: texts_bytes(names)}, *(model.needed for model in models)])
+        found.append(DrafterSet(models, names, Tier(needed, has_models=bool(models))))
+    return found
 
 
 class Load(NamedTuple):

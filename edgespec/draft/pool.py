@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from edgespec.decoding.decoder import Decoder
 from edgespec.draft.drafter import Drafter
-from edgespec.draft.drafter_sets import BackgroundLoader, Candidate, DrafterSet, Load, OpenModel
+from edgespec.draft.drafter_sets import PLAIN, BackgroundLoader, Candidate, DrafterSet, Load, OpenModel
 from edgespec.draft.lanes import Lane
 from edgespec.draft.memory_watch import IDLE_LOOK_S, IdleWatch, MemoryWatch
 from edgespec.draft.quarantine import GuardedDrafter, describe_error
@@ -55,9 +55,7 @@ T = TypeVar("T")
 class DrafterPool:
     """Opens model drafters, closes them where memory is short, and quarantines drafters at fault."""
 
-    drafter_sets: Sequence[DrafterSet] = (
-        DrafterSet((), frozenset(), 0),
-    )  # largest first; the last decodes plainly
+    drafter_sets: Sequence[DrafterSet] = (PLAIN,)  # largest first; the last decodes plainly
     vocab_size: int = 0  # the target's
     from_text: Callable[[frozenset[str]], Sequence[Drafter]] = lambda names: ()  # text drafters of one answer
     watch: MemoryWatch = field(default_factory=MemoryWatch)  # says which of the sets there is memory for

@@ -14,7 +14,7 @@ from imitated_machine import MIB, PLENTY, ROOMY, VOCAB, Machine, target
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Plain, speculative_decode
-from edgespec.draft.drafter_sets import BackgroundLoader, DrafterSet
+from edgespec.draft.drafter_sets import BackgroundLoader, drafter_sets
 from edgespec.draft.memory_watch import MemoryWatch
 from edgespec.draft.pool import ChangeLog, DrafterPool
 from edgespec.draft.pool_policy import PoolPolicy
@@ -80,13 +80,8 @@ def test_a_model_is_closed_and_comes_back_between_answers_and_is_reported_with_t
 
 def test_a_model_is_closed_between_answers_where_a_device_is_short() -> None:
     machine, gpu = Machine(), Gpu("a GPU", 2000 * MIB, total=8192 * MIB)
-    sets = [
-        DrafterSet(
-            (replace(machine.candidate("model", 40), needed={HOST: 40 * MIB, "cuda": 300 * MIB}),), TEXTS, 0
-        ),
-        DrafterSet((), TEXTS, 0),
-        DrafterSet((), frozenset(), 0),
-    ]
+    model = replace(machine.candidate("model", 40), needed={HOST: 40 * MIB, "cuda": 300 * MIB})
+    sets = drafter_sets([[model]], TEXTS, frozenset(), lambda names: 0)
     places = Places(["cuda"], lambda: ROOMY[HOST], machine.reported.append, Drivers(opened(gpu)))
     watch = MemoryWatch(
         [each.tier for each in sets],
