@@ -82,24 +82,24 @@ class ModelHome:
 
         Raises ModelError: There is nothing of that name, with similar known names; or the hub refuses it.
         """
-        folder = self._resolve(model, _Wanted(form, split_precision(model)[1], **about))
+        folder = self._resolve(model, _Wanted(form, **about))
         assert folder is not None
         return folder
 
     def find(self, model: str, form: str = "cpu", **about: Unpack[DeviceFacts]) -> Path | None:
         """The folder that resolve() returns, or None if it would prepare one; raises as resolve() does."""
-        return self._resolve(model, _Wanted(form, split_precision(model)[1], is_prepared=True, **about))
+        return self._resolve(model, _Wanted(form, is_prepared=True, **about))
 
     def place_of(self, model: str, form: str = "cpu", **about: Unpack[DeviceFacts]) -> Path | None:
         """The folder of a prepared model, also without its manifest, or None; raises as resolve() does."""
-        wanted = _Wanted(form, split_precision(model)[1], is_prepared=True, may_be_damaged=True, **about)
-        return self._resolve(model, wanted)
+        return self._resolve(model, _Wanted(form, is_prepared=True, may_be_damaged=True, **about))
 
     def _resolve(self, model: str, wanted: "_Wanted") -> Path | None:
         """A model's folder, or None where it may not be prepared now; raises as resolve() does."""
         if not (model := self.presets.model_of(model)).strip():
             raise ModelError("the name of the model is empty; edgespec models list has the names")
-        name, _ = split_precision(model)
+        name, precision = split_precision(model)
+        wanted = replace(wanted, precision=precision)
         try:
             path = Path(name).expanduser()
             if (fixed := self.fixed_folder(model)) is not None:
@@ -391,7 +391,7 @@ class _Wanted:
     """A model as a user wants it: a form, and the precision if one was named."""
 
     form: str
-    precision: str | None
+    precision: str | None = None
     lacks_half_floats: Callable[[], bool] = lambda: False
     nvidia_bytes: Callable[[], int | None] = lambda: None
     is_prepared: bool = False  # nothing is exported

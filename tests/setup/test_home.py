@@ -97,6 +97,9 @@ def test_each_form_has_a_folder_of_its_own_and_all_have_one_download(
     assert home.resolve("tiny:fp16", "npu") == folders["npu"], "which nobody has to name"
     assert said == []
     assert home.resolve("tiny:int8", "gpu").name == "tiny-int8-gpu"
+    (home.path / "presets").mkdir()
+    (home.path / "presets/mine.toml").write_text('model = "tiny:int8"\n', encoding="utf-8")
+    assert home.find("mine", "gpu") == home.find("tiny:int8", "gpu"), "in the precision that the preset names"
     assert home.resolve(str(tiny_model), "gpu") == tiny_model, "a folder is used as it is"
 
 
