@@ -64,7 +64,7 @@ class Engine:
         self.device_names = model.device_names  # of target and drafter
         self.is_deterministic = model.is_deterministic  # one text, to the byte, whatever drafts
         self._model, self._caches, self._encoder = model, caches, model.encoder
-        self._decoders = list(caches.decoders[:1])
+        self._decoders = [caches.decoders[0]]
         self._drafting = drafting or OpenDrafters()
         self._owner = Owner()
         self._streams: WeakSet[AnswerStream] = WeakSet()
