@@ -16,7 +16,7 @@ from interleaved import measure_in_turn
 
 from edgespec import load
 from edgespec.engine.engine import Engine
-from edgespec.engine.generation import Generation
+from edgespec.engine.generation import AnswerWriter, Generation
 from edgespec.engine.request import AnswerSettings, Request
 from edgespec.engine.run_ahead import Ticket
 
@@ -27,7 +27,8 @@ NUM_TOKENS = 96
 def time_loop_s(engine: Engine) -> float:
     """Seconds a pass in this thread, after the first."""
     request = Request(np.array(engine.encode(PROMPT), np.int32), AnswerSettings(max_tokens=NUM_TOKENS))
-    passes = Generation(engine._model, engine._drafting)._passes(engine.target, request, Ticket(), [], {})
+    generation, ticket = Generation(engine._model, engine._drafting), Ticket()
+    passes = generation._passes(engine.target, request, ticket, AnswerWriter(generation, request, ticket))
     next(passes)
     started = perf_counter()
     num_passes = sum(1 for _ in passes)

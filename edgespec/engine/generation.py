@@ -160,24 +160,14 @@ class Generation:
             if request.options.prompt_logprobs or not request.max_tokens:
                 yield from prompt_passes(target, request)
             if request.max_tokens:
-                yield from self._passes(target, request, ticket, writer.drafting, writer.acceptance)
+                yield from self._passes(target, request, ticket, writer)
         finally:
             caller.on_begin = lambda: None  # so that it does not refer to the answer
 
     def _passes(
-        self,
-        target: Decoder,
-        request: Request,
-        ticket: Ticket,
-        drafting: list[Interval],
-        acceptance: dict[str, AcceptanceChange],
+        self, target: Decoder, request: Request, ticket: Ticket, writer: "AnswerWriter"
     ) -> Generator[AnswerPass, None, None]:
-        """The passes of an answer up to its end token or the count.
-
-        Args:
-            drafting: Takes at the end when drafter models have worked for the answer.
-            acceptance: Takes at the end how much of what each source guessed was accepted.
-        """
+        """The passes of an answer up to its end token or the count; at the end its writer takes who drafted."""
         started, fed, caller, drafters = perf_counter(), target.num_fed, ticket.caller, self.drafting
         token_stop, clock = TokenStop(self.model.manifest.eos_token_ids, request.max_tokens), AnswerClock(caller)
         sampler = GumbelSampler(
@@ -195,7 +185,7 @@ class Generation:
         fast = _running_ahead(target, request, policy, token_stop)
         # A head learns nothing while an answer is made, and from it afterwards.
         answering = drafters.learner.answering() if drafters.learner else nullcontext()
-        with self._reporting(policy, drafting, acceptance), answering as log, fast as ahead:
+        with self._reporting(policy, writer), answering as log, fast as ahead:
             accept = drafters.speculation.accept
             plain = None if self.model.near_tie is None else PlainChoices(target, sampler, self.model.near_tie)
             decoder = plain or with_enough_rows(ahead, request)
@@ -229,24 +219,23 @@ class Generation:
                         break
 
     @contextmanager
-    def _reporting(
-        self, policy: PoolPolicy, drafting: list[Interval], acceptance: dict[str, AcceptanceChange]
-    ) -> Iterator[None]:
-        """At the end drafting takes the work of drafter models, acceptance what was accepted of each source."""
+    def _reporting(self, policy: PoolPolicy, writer: "AnswerWriter") -> Iterator[None]:
+        """At the end the writer takes the work of drafter models, and what was accepted of each source."""
         started = perf_counter()
         try:
             yield
         finally:
-            acceptance.update(policy.acceptance_changes())
+            writer.acceptance = policy.acceptance_changes()
             if policy.has_models and self.drafting.pool.has_models:
-                drafting.extend(each for each in self.drafting.pool.take_intervals() if each.start_s >= started)
+                intervals = self.drafting.pool.take_intervals()
+                writer.drafting = [each for each in intervals if each.start_s >= started]
 
 
 class AnswerWriter:
     """The state of an answer while it is written: makes chunks of its passes, and its figures.
 
-    drafting: Takes at the end when drafter models have worked for the answer.
-    acceptance: Takes at the end how much of what each source guessed was accepted.
+    drafting: When drafter models have worked for the answer, once its passes are over.
+    acceptance: By then, how much of what each source guessed was accepted.
     """
 
     def __init__(self, generation: Generation, request: Request, ticket: Ticket) -> None:
