@@ -98,12 +98,12 @@ class ModelHome:
         """A model's folder, or None where it may not be prepared now; raises as resolve() does."""
         if not (model := self.presets.model_of(model)).strip():
             raise ModelError("the name of the model is empty; edgespec models list has the names")
+        if (fixed := self.fixed_folder(model)) is not None:
+            return fixed
         name, precision = split_precision(model)
         wanted = replace(wanted, precision=precision)
         try:
             path = Path(name).expanduser()
-            if (fixed := self.fixed_folder(model)) is not None:
-                return fixed
             if name in CATALOG:
                 entry = CATALOG[name]
                 return self._prepare(name, wanted, entry.precision, lambda judge: self._fetch(entry, judge))
