@@ -34,7 +34,7 @@ from edgespec.setup.device_choice import Placement
 from edgespec.setup.measure import LONGEST
 from edgespec.setup.measured_placements import MeasuredPlacements, splits_of
 from edgespec.setup.open_model import ModelFolder, open_model
-from edgespec.setup.planner import MemoryNeeds, PlannedOption, Schedule, draft_rates, make_plan
+from edgespec.setup.planner import PlannedOption, Schedule, draft_rates, plan_on
 from edgespec.setup.profile import Place
 from edgespec.setup.resolve import Chain, resolve
 from edgespec.setup.wish import Wish
@@ -224,11 +224,10 @@ def main() -> None:
     opened = {
         each.target_place: OpenPlacement(target, drafter, each, schedules) for each in splits_of(placement, True)
     }
-    unbounded = MemoryNeeds(lambda manifest, context, device: {}, {})
 
     def plan_options(past: Past) -> list[PlannedOption]:
-        plan = make_plan(target.manifest, {drafter.manifest.name: drafter.manifest}, layouts, past, unbounded)
-        return [option for option in (plan.chosen, *plan.refused) if option.context_length]
+        plan = plan_on(layouts, target.manifest, drafter.manifest, past)
+        return [option for option in plan.options if option.context_length]
 
     info("counting how many drafted tokens are accepted")
     first = opened[layouts[0].target]

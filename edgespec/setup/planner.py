@@ -281,25 +281,6 @@ def argument_against(case: Case, option: PlannedOption, chosen: PlannedOption) -
 Weighed = tuple[Case, PlannedOption]
 
 
-def make_plan(
-    target: Manifest,
-    drafters: Mapping[str, Manifest],
-    layouts: Sequence[Layout],
-    past: Mapping[Key, tuple[float, float]],
-    memory: MemoryNeeds,
-) -> Plan:
-    """The best schedule on the best placement, and the others with the reasons against them.
-
-    Args:
-        drafters: Draft models by name.
-        layouts: At least one.
-        past: Acceptance counts, as acceptance_rates.AcceptanceRates holds them.
-
-    Raises MemoryExhausted: The target does not fit, with or without a drafter.
-    """
-    return decide(weigh(target, drafters, layouts, past, memory))
-
-
 def weigh(
     target: Manifest,
     drafters: Mapping[str, Manifest],
@@ -307,7 +288,13 @@ def weigh(
     past: Mapping[Key, tuple[float, float]],
     memory: MemoryNeeds,
 ) -> list[Weighed]:
-    """Every schedule on every layout with its expected speed; arguments as for make_plan."""
+    """Every schedule on every layout with its expected speed.
+
+    Args:
+        drafters: Draft models by name.
+        layouts: At least one.
+        past: Acceptance counts, as acceptance_rates.AcceptanceRates holds them.
+    """
     found: list[Weighed] = []
     places: set[Place] = set()
     for layout in layouts:
@@ -322,7 +309,7 @@ def weigh(
 
 
 def decide(weighed: Sequence[Weighed], text_drafters: Sequence[str] = ("suffix",)) -> Plan:
-    """The best of the options that were weighed, perhaps for several forms of one target.
+    """The best of the options that were weighed, perhaps for several forms of one target, and why not the others.
 
     Raises MemoryExhausted: None of them can run.
     """
@@ -379,7 +366,7 @@ def plan_on(
 ) -> Plan:
     """The plan of two models whose placements are given and whose memory is no question."""
     unbounded = MemoryNeeds(lambda manifest, context, device: {}, {})
-    return make_plan(target, {drafter.name: drafter}, layouts, past, unbounded)
+    return decide(weigh(target, {drafter.name: drafter}, layouts, past, unbounded))
 
 
 def _downgrades(chosen: PlannedOption, weighed: Sequence[Weighed]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from edgespec.setup.device_search import (
     where_of,
     write_decision,
 )
-from edgespec.setup.planner import Layout, Plan, make_plan
+from edgespec.setup.planner import Layout, Plan, decide, weigh
 from edgespec.setup.profile import Place
 
 CPU, GPU = Place("cpu", 2), Place("webgpu", 2)
@@ -37,7 +37,7 @@ DECISION = Decision(
 
 def plan(*layouts: Layout, acceptance: float = 0.8) -> Plan:
     room = PLENTY._replace(free_bytes={})
-    return make_plan(TARGET, {"drafter": DRAFTER}, layouts, kept(acceptance), room)
+    return decide(weigh(TARGET, {"drafter": DRAFTER}, layouts, kept(acceptance), room))
 
 
 def test_line_tells_devices_schedule_and_what_the_others_promise() -> None:

@@ -24,7 +24,6 @@ from edgespec.setup.planner import (
     decide,
     draft_rates,
     is_counted,
-    make_plan,
     plan_on,
     schedule_of,
     shortage,
@@ -37,7 +36,7 @@ GPU, CPU = Place("gpu", 2), Place("cpu", 2)
 
 
 def plan(*layouts: Layout, acceptance: float = 0.8, memory: MemoryNeeds = PLENTY) -> Plan:
-    return make_plan(TARGET, {"drafter": DRAFTER}, layouts, kept(acceptance), memory)
+    return decide(weigh(TARGET, {"drafter": DRAFTER}, layouts, kept(acceptance), memory))
 
 
 def refused(found: Plan, schedule: str, target: Place) -> PlannedOption:
@@ -102,7 +101,7 @@ def test_drafter_whose_branches_are_free_hedges() -> None:
 @pytest.mark.parametrize("unable", [replace(DRAFTER, tree_graph=None), replace(DRAFTER, vocab_sha256="another")])
 def test_drafter_that_cannot_run_branches_is_not_made_to_hedge(unable: Manifest) -> None:
     where = layout(GPU, CPU, draft=0.3, branches=FREE_BRANCHES)
-    found = make_plan(TARGET, {"drafter": unable}, [where], kept(0.8), PLENTY)
+    found = decide(weigh(TARGET, {"drafter": unable}, [where], kept(0.8), PLENTY))
     assert found.chosen.schedule == "pipelined"
     assert refused(found, "hedged", GPU).reason.startswith("drafter has ")
 
@@ -139,7 +138,7 @@ def test_drafts_are_planned_no_longer_than_a_head_can_give() -> None:
     head = replace(DRAFTER, head=steps, tree_graph=None)
     lengths = []
     for drafter in (DRAFTER, head):
-        found = make_plan(TARGET, {"drafter": drafter}, [layout(GPU, CPU, draft=0.01)], kept(0.9), PLENTY)
+        found = decide(weigh(TARGET, {"drafter": drafter}, [layout(GPU, CPU, draft=0.01)], kept(0.9), PLENTY))
         options = [found.chosen, *found.refused]
         lengths.append(max(option.draft_length for option in options if option.drafter == "drafter"))
     assert lengths[0] > 2 == lengths[1]
@@ -197,7 +196,7 @@ def test_alternatives_are_drafted_as_far_as_their_rows_pay() -> None:
 def test_outcomes_that_were_never_prepared_in_time_do_not_pay() -> None:
     where = layout(GPU, CPU, draft=0.3, branches=FREE_BRANCHES)
     past = kept(0.8) | {(alternatives_key("drafter"), 0): (1.0, 1e6)}
-    assert make_plan(TARGET, {"drafter": DRAFTER}, [where], past, PLENTY).chosen.schedule == "pipelined"
+    assert decide(weigh(TARGET, {"drafter": DRAFTER}, [where], past, PLENTY)).chosen.schedule == "pipelined"
 
 
 @pytest.mark.parametrize("free", [280 << 20, (280 << 20) - 1, (279 << 20) + 1, 0, -1])
@@ -229,7 +228,7 @@ def test_memory_decides_before_speed() -> None:
 def test_context_is_the_longest_that_fits(longest: int, free: int, context: int) -> None:
     memory = MemoryNeeds(PLENTY.needed, {"gpu": free, "cpu": 0})
     where = layout(GPU, CPU)._replace(drafter=None)
-    found = make_plan(replace(TARGET, context_length=longest), {}, [where], {}, memory)
+    found = decide(weigh(replace(TARGET, context_length=longest), {}, [where], {}, memory))
     assert (found.chosen.context_length, found.chosen.memory_bytes) == (context, 1000 + context)
     told = [f"{context} tokens, not {longest}: "] if context < longest else []
     assert [line.split("a context of ")[1] for line in found.downgrades] == told
@@ -271,9 +270,9 @@ def test_best_of_several_drafters_and_the_order_of_layouts_does_not_matter() -> 
     layouts = [Layout(GPU, profile, name, CPU) for name in ("drafter", "small")]
     past = {**kept(0.8), **{("small", evidence): counts for (_, evidence), counts in kept(0.75).items()}}
     drafters = {"drafter": DRAFTER, "small": manifest("small")}
-    found = make_plan(TARGET, drafters, layouts, past, PLENTY)
+    found = decide(weigh(TARGET, drafters, layouts, past, PLENTY))
     assert found.chosen.drafter == "small"
-    assert make_plan(TARGET, drafters, layouts[::-1], past, PLENTY) == found
+    assert decide(weigh(TARGET, drafters, layouts[::-1], past, PLENTY)) == found
 
 
 def test_planner_imports_nothing_that_runs() -> None:
