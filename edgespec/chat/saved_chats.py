@@ -353,7 +353,7 @@ def delete_chat(chat: SavedChat) -> None:
     """Delete its files. Raises EdgeSpecError: one cannot be deleted."""
     try:
         chat.path.unlink()
-        chat.path.with_suffix(PREFIX_SUFFIX).unlink(missing_ok=True)
+        kept_path(chat.path).unlink(missing_ok=True)
     except OSError as error:
         raise EdgeSpecError(f"cannot delete {chat.path}: {error.strerror}") from None
 
