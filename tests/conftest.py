@@ -1,4 +1,5 @@
 import gc
+import gettext
 import os
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
     What is compiled is kept, here and by the many programs that tests start: 4 s of a process that tests.
     """
     sys.dont_write_bytecode = False
+    gc.set_threshold(20_000, 20, 20)  # of 700, 10, 10: garbage is looked for in a 30th of the time
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     num_examples = 30 if "not slow" in config.option.markexpr else 100
     settings.register_profile(
@@ -102,6 +104,8 @@ def share_of_the_machine() -> Iterator[None]:
         patch.setattr(os, "fsync", lambda handle: None)
         for name in ("_QUIET_S", "_MOST_S"):  # between answers that are timed
             patch.setattr(f"edgespec.evaluation.timed_answer.{name}", 0.002)
+        # Each of argparse's words is looked for in files of translations, and there are none.
+        patch.setattr(gettext, "dgettext", lambda domain, message: message)
         yield
 
 
