@@ -310,7 +310,7 @@ def test_minus_one_is_no_limit_whatever_a_preset_says(
     capsys: pytest.CaptureFixture[str], tiny_model: Path
 ) -> None:
     run(capsys, "preset", "create", "short", "--from", tiny_model, "--max-tokens", 3)
-    asked = ("chat", "short", "the in", "--json", "--drafter", "none", "--max-tokens", -1)
+    asked = ("chat", "short", "the in", "--json", "--drafter", "none", "--context", 64, "--max-tokens", -1)
     document = json.loads(run(capsys, *asked)[1])
     assert (len(document["token_ids"]) > 3, document["finish_reason"]) != (False, "length")
     document = json.loads(run(capsys, *asked[:-2])[1])

@@ -134,7 +134,7 @@ def test_what_cannot_be_a_preset_is_refused(
 def test_load_answers_by_a_preset_and_by_what_is_said_beside_it(plain: Engine) -> None:
     messages = [Message("system", "in the"), *EXAMPLES, Message("user", "the an")]
     wanted = plain.generate(messages, sampling=SAMPLING, max_tokens=9)
-    with load("poet") as engine:
+    with load("poet", context=128) as engine:  # answers without a limit end with it
         found = engine.generate("the an")
         assert (found.text, found.prompt_tokens) == (wanted.text, wanted.prompt_tokens)
         assert engine.generate([Message("user", "the an")]).text == wanted.text
@@ -264,7 +264,8 @@ def test_clients_name_a_preset_as_a_model(home: Path, plain: Engine) -> None:
         [Message("system", "in the"), *EXAMPLES, Message("user", "the an")], sampling=SAMPLING, max_tokens=9
     )
     names = ModelNames(model_home())
-    with serving(names, lambda name: load(names.source(name))) as served:
+    # Answers without a limit end with the context.
+    with serving(names, lambda name: load(names.source(name), context=128)) as served:
         PresetFolder(home).write(replace(PresetFolder(home).read("poet"), model=str(home / "models" / "tiny")))
         listed = {each["id"]: each.get("preset_of") for each in served.client.get("/v1/models").json()["data"]}
         assert listed == {"poet": "tiny", "tiny": None}

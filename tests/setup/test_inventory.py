@@ -39,11 +39,18 @@ from edgespec.system.command_line import quote
 from edgespec.system.units import format_bytes
 
 
+@pytest.fixture(scope="module")
+def tiny_int8(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    export_model(tiny_gguf, folder, precision="int8", origin=Origin(license="mit"))
+    return folder
+
+
 @pytest.fixture
-def home(tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> ModelHome:
+def home(tmp_path: Path, tiny_int8: Path, monkeypatch: pytest.MonkeyPatch) -> ModelHome:
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
     home = ModelHome(tmp_path / "home", offline=True)
-    export_model(tiny_gguf, home.models / "tiny", precision="int8", origin=Origin(license="mit"))
+    shutil.copytree(tiny_int8, home.models / "tiny")
     return home
 
 
