@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from house_figures import parsed
 
 import edgespec
 from edgespec import Engine, PreparedModel, errors, load, models
@@ -166,7 +167,7 @@ def test_exit_codes_are_those_of_the_errors() -> None:
 
 def spoken(path: Path) -> Iterator[str]:
     """Texts of a module, with … where values are put in."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.JoinedStr):
             yield "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):

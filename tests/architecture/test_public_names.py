@@ -166,9 +166,9 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> str:
     (folder / "wrong.py").write_text(WRONG)
     for i, block in enumerate(blocks_of_pages()):
         (folder / f"example_{i}.py").write_text(block)
-    command = ["mypy", "--strict", "--follow-imports=silent", "--ignore-missing-imports", str(folder)]
+    options = ["--strict", "--no-incremental", "--follow-imports=silent", "--ignore-missing-imports"]
     return subprocess.run(
-        [sys.executable, "-m", *command],
+        [sys.executable, "-m", "mypy", *options, str(folder)],
         capture_output=True,
         text=True,
         cwd=folder,
