@@ -279,8 +279,11 @@ class ModelHome:
         self.spent.clear()
 
     def drafter_of(self, model: str, form: str = "cpu") -> str | None:
-        """The drafter that the catalogue has for a model, once it is prepared in this home in a form."""
-        entry = CATALOG.get(split_precision(model)[0])
+        """The drafter that the catalogue has for a model, once it is prepared in this home in a form.
+
+        None for a folder that is used as it is, which may have the name of a model of the catalogue.
+        """
+        entry = None if self.fixed_folder(model) else CATALOG.get(split_precision(model)[0])
         if entry is None or entry.drafter is None:
             return None
         folder = self._place(_folder_name(entry.drafter, form, None))

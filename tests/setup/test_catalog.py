@@ -1,7 +1,9 @@
 """What the catalogue says, against what follows from it."""
 
 import re
+import shutil
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
@@ -120,7 +122,7 @@ def test_memory_grows_with_the_model() -> None:
 
 
 def test_auto_hears_the_drafter_of_the_catalogue_once_it_is_prepared(
-    home_with_pair: ModelHome, capsys: pytest.CaptureFixture[str]
+    home_with_pair: ModelHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def heard(model: str, drafter: str) -> list[tuple[str, ...]]:
         named: dict[str, Any] = {
@@ -135,6 +137,10 @@ def test_auto_hears_the_drafter_of_the_catalogue_once_it_is_prepared(
     assert heard("big", "auto") == [("small",)]
     assert heard("big", "auto+small") == [("small",)]
     assert heard("big", "suffix") == heard("small", "auto") == []
+    shutil.copytree(home_with_pair.models / "big", tmp_path / "big")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.chdir(tmp_path)
+        assert heard("big", "auto") == [], "the folder of that name is another model"
     (home_with_pair.models / "small" / "edgespec.json").unlink()
     assert heard("big", "auto") == []
 
@@ -143,9 +149,6 @@ def test_auto_hears_the_drafter_of_the_catalogue_once_it_is_prepared(
 def home_with_pair(
     tiny_model: object, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> ModelHome:
-    import shutil
-    from dataclasses import replace
-
     home = ModelHome(tmp_path_factory.mktemp("home"), offline=True)
     source = CATALOG[DEFAULT_MODEL]
     assert isinstance(source.source, CatalogFile)
