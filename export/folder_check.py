@@ -44,7 +44,7 @@ def check_folder(
     folder: Path,
     open_decoder: OpenDecoder,
     *,
-    is_quick: bool = False,
+    is_quick: bool,
 ) -> Check:
     """Compare a folder with its source. Raises as judge does.
 

@@ -24,7 +24,7 @@ OTHER_BYTES = 1 << 14  # the manifest and the model card
 _TOKEN_BYTES = 8  # of the file that lists the tokens of a trimmed head
 
 
-def folder_bytes(loaded: LoadedSource, rule: Rule, manifest: Manifest, num_tokens: int | None = None) -> int:
+def folder_bytes(loaded: LoadedSource, rule: Rule, manifest: Manifest, num_tokens: int | None) -> int:
     """The bytes of all files that an export writes; num_tokens: of a trimmed head."""
     tensors = dict(loaded.tensors)
     if num_tokens is not None:

@@ -163,7 +163,7 @@ def build_graphs(
     tensors: Tensors,
     weights: WeightsFile,
     rule: Rule,
-    ranges: Mapping[str, Range] | None = None,
+    ranges: Mapping[str, Range] | None,
 ) -> Graphs:
     """Write every weight into the weights file and return the graphs over it by file name.
 

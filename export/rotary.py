@@ -49,7 +49,7 @@ def rotary_from_gguf(
     context_length: int,
     wanted_length: int | None,
     *,
-    is_rounded: bool = True,
+    is_rounded: bool,
 ) -> Rotary:
     """The rotary of a model with context_length, for texts of up to wanted_length tokens if that is given.
 

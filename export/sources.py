@@ -284,7 +284,7 @@ def join_hashes(paths: Iterable[Path]) -> str:
     return ",".join(file_record(path).sha256 for path in paths)
 
 
-def _huggingface_vocabulary(folder: Path, config: dict[str, Any], num_rows: int | None = None) -> Vocabulary:
+def _huggingface_vocabulary(folder: Path, config: dict[str, Any], num_rows: int | None) -> Vocabulary:
     """The vocabulary of a folder, without added tokens behind the rows of its embedding, where these are known."""
     path = folder / "tokenizer.json"
     if not path.exists():

@@ -220,7 +220,7 @@ def parse_path(argument: str, name: str, example: str = "talk.jsonl") -> Path:
         raise UsageError(f"{argument}: {error}") from None
 
 
-def parse_new_path(session: ChatSession, argument: str, name: str, example: str = "talk.jsonl") -> Path:
+def parse_new_path(session: ChatSession, argument: str, name: str, example: str) -> Path:
     """The path of a file to write. Raises UsageError: a file is there already.
 
     Only a file that was written from this conversation is written again.

@@ -64,7 +64,7 @@ class LastLine:
 class Waiting:
     """A mark where an answer will begin, and behind it the text of progress, on a terminal that can erase them."""
 
-    def __init__(self, stream: TextIO, progress: Callable[[], str] = str) -> None:
+    def __init__(self, stream: TextIO, progress: Callable[[], str]) -> None:
         self._stream, self._progress = stream, progress
         self._line = LastLine(stream)
         self._is_over = Event()

@@ -187,7 +187,7 @@ class TokenTexts:
 class ThinkingPrinter:
     """view is one of session.THINKING_VIEWS; is_open as for ReasoningStream."""
 
-    def __init__(self, answer: Printer, console: Console, view: str, *, is_open: bool = False) -> None:
+    def __init__(self, answer: Printer, console: Console, view: str, *, is_open: bool) -> None:
         self._answer, self._console, self._view = answer, console, view
         self._stream = ReasoningStream(is_open=is_open)
         self._wrap = LineWrap(lambda: text_width(console))

@@ -30,7 +30,7 @@ class TypeAhead:
     echoed; it is called again when the process goes on after Ctrl-Z.
     """
 
-    def __init__(self, input: Input, output: Output, hide_keys: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, input: Input, output: Output, hide_keys: Callable[[], None]) -> None:
         self._input, self._output, self._hide_keys = input, output, hide_keys
         self._keys: list[KeyPress] = []  # that wait for a prompt
         self._thread: Thread | None = None

@@ -211,7 +211,7 @@ def checked_name(key: str, value: str) -> str:
     return value
 
 
-def range_measurement(calibration: Path | None = None) -> "MeasureRanges":
+def range_measurement(calibration: Path | None) -> "MeasureRanges":
     """The function that runs a graph over prompts, from a file or our own, for an export in w8a16.
 
     Raises:

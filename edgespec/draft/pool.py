@@ -137,7 +137,7 @@ class DrafterPool:
             self._in_round.add(cache)
         return self.look(num_tokens, cache)
 
-    def end_round(self, cache: int = 0) -> None:
+    def end_round(self, cache: int) -> None:
         with self._lock:
             self._in_round.discard(cache)
 

@@ -386,7 +386,7 @@ class ThinkingBudget(TokenConstraint):
 
 
 def find_reasoning(
-    answer: TokenIds, decode: Callable[[Sequence[int]], str], *, is_open: bool, mark: str = OPEN
+    answer: TokenIds, decode: Callable[[Sequence[int]], str], *, is_open: bool, mark: str
 ) -> int | None:
     """Where the reasoning begins in an answer, behind its mark; None where there is none, or not yet.
 

@@ -226,9 +226,7 @@ class AnswerSettings:
         return check_texts("banned", self.banned)
 
 
-def answer_settings(
-    options: AnswerOptions | TalkOptions, suggested: SamplingParams | None = None
-) -> AnswerSettings:
+def answer_settings(options: AnswerOptions | TalkOptions, suggested: SamplingParams | None) -> AnswerSettings:
     """The options; their sampling, or else the one that the model's files suggest, with single fields in it.
 
     Of max_tokens and thinking_budget -1 is no limit.

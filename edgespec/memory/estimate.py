@@ -239,7 +239,7 @@ def workspace_bytes(manifest: Manifest, num_tokens: int, max_draft_tokens: int =
     return scores + draft_bytes(manifest, max_draft_tokens)
 
 
-def draft_bytes(manifest: Manifest, max_draft_tokens: int = MAX_DRAFT_TOKENS) -> int:
+def draft_bytes(manifest: Manifest, max_draft_tokens: int) -> int:
     """Bytes by which passes over drafts exceed passes over one token."""
     return 4 * (max_draft_tokens + 1) * _LOGITS_COPIES * manifest.vocab_size
 

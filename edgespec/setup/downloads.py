@@ -239,7 +239,7 @@ def _delete_commit(folder: Path, *, is_dry: bool) -> None:
             shutil.rmtree(folder.parent)
 
 
-def delete_abandoned_exports(models: Path, *, is_dry: bool = False) -> int:
+def delete_abandoned_exports(models: Path, *, is_dry: bool) -> int:
     """Delete what exports that were killed have left in a folder, unless is_dry; returns its bytes."""
     size = 0
     for folder in models.glob(".*.partial"):

@@ -125,9 +125,7 @@ class HeadAgreement(NamedTuple):
         return self.num_right / self.num_tokens if self.num_tokens else 0.0
 
 
-def require_agreement(
-    target: Path, head: Path, devices: tuple[str, str], report: Report = lambda line: None
-) -> HeadAgreement:
+def require_agreement(target: Path, head: Path, devices: tuple[str, str], report: Report) -> HeadAgreement:
     """Run a head after 200 tokens that its target writes.
 
     Args:

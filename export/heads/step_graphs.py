@@ -131,7 +131,7 @@ def plan_steps(
     tensors: Tensors,
     *,
     num_steps: int | None = None,
-    tokens: TokenIds | None = None,
+    tokens: TokenIds | None,
     borrowed: tuple[str, ...] = (),
     layer: int | None = None,
 ) -> HeadPlan:
