@@ -1,10 +1,11 @@
 """Two installations beside each other: the interval of a median, the ratios, and a worker of one version."""
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
-from versions import PROMPTS, Installation, Worker, compare, median_interval
+from versions import PROMPTS, Installation, Measure, Speeds, Worker, compare, median_interval
 
 
 def test_the_interval_of_a_median_lies_around_it_and_within_the_values() -> None:
@@ -18,13 +19,19 @@ def test_ratios_are_of_neighbours_in_time_and_rounds_have_numbers_of_their_own(
 ) -> None:
     asked: list[int] = []
 
-    def measure(number: int) -> list[list[float]]:
-        asked.append(number)
-        return [[2.0 * number + 2, 5.0]]
+    def opened(pair: int) -> AbstractContextManager[dict[str, Measure]]:
+        def measure(number: int) -> list[Speeds]:
+            asked.append(number)
+            return [[(2.0 + 2.0 * pair) * (number + 1), 5.0]]
 
-    compare({"this": measure, "other": lambda number: [[number + 1.0, 10.0]]}, 3, ["decoding", "first token"])
-    assert asked == [0, 1, 2, 3, 4]
-    assert [line.split()[-6:-5] for line in capsys.readouterr().out.splitlines()] == [["2.000"], ["0.500"]]
+        return nullcontext({"this": measure, "other": lambda number: [[number + 1.0, 10.0]]})
+
+    compare(opened, 2, 3, ["decoding", "first token"], warm_up=2)
+    assert asked == [0, 1, 2, 3, 4] * 2
+    assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == [
+        "decoding 3.000 (2.000 to 4.000; 2 pairs)",
+        "first token 0.500 (0.500 to 0.500; 2 pairs)",
+    ]
 
 
 @pytest.mark.slow
