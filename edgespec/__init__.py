@@ -26,12 +26,12 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.decoding.logprobs import TokenLogprob, mean_nll
     from edgespec.decoding.repetition import ends_in_loop
     from edgespec.decoding.sampling import GumbelSampler, SamplingParams
-    from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, speculative_decode
+    from edgespec.decoding.scheduler import DraftPolicy, Plain, speculative_decode
     from edgespec.draft.acceptance_rates import AcceptanceChange
     from edgespec.draft.answer_cache import AnswerCache
     from edgespec.draft.costs import Gain, pass_costs
     from edgespec.draft.limits import MAX_FIXED_TOKENS
-    from edgespec.draft.measured import FixedLength, main_reason
+    from edgespec.draft.measured import main_reason
     from edgespec.draft.option import best_length, expected_tokens
     from edgespec.draft.timeline import Interval, chrome_trace, latest, picture, svg_picture
     from edgespec.engine.answer_stream import AnswerStream, Reply
@@ -52,7 +52,7 @@ if TYPE_CHECKING:  # the public names, and those for the wings
         require_format,
         require_writer,
     )
-    from edgespec.engine.tool_process import CallResult, ToolProcess, cut_result
+    from edgespec.engine.tool_process import ToolProcess, cut_result
     from edgespec.engine.transcript import Round, Transcript
     from edgespec.errors import (
         ContextOverflow,
@@ -152,12 +152,12 @@ _MODULES = {
     "decoding.logprobs": "TokenLogprob mean_nll",
     "decoding.repetition": "ends_in_loop",
     "decoding.sampling": "GumbelSampler SamplingParams",
-    "decoding.scheduler": "Block DraftPolicy Plain speculative_decode",
+    "decoding.scheduler": "DraftPolicy Plain speculative_decode",
     "draft.acceptance_rates": "AcceptanceChange",
     "draft.answer_cache": "AnswerCache",
     "draft.costs": "Gain pass_costs",
     "draft.limits": "MAX_FIXED_TOKENS",
-    "draft.measured": "FixedLength main_reason",
+    "draft.measured": "main_reason",
     "draft.option": "best_length expected_tokens",
     "draft.timeline": "Interval chrome_trace latest picture svg_picture",
     "engine.answer_stream": "AnswerStream Reply",
@@ -172,7 +172,7 @@ _MODULES = {
     "engine.preset_defaults": "Preset by_preset check_preset follow_preset",
     "engine.reasoning": "ReasoningStream has_spent split_reasoning",
     "engine.request": "AnswerOptions Drafting require_embedding_model require_format require_writer",
-    "engine.tool_process": "CallResult ToolProcess cut_result",
+    "engine.tool_process": "ToolProcess cut_result",
     "engine.transcript": "Round Transcript",
     "errors": "ContextOverflow ConversationError DeviceUnavailable DiskFull EdgeSpecError ExportMismatch "
     "FormatError IntegrityError ManifestError MemoryExhausted ModelError PrecisionLoss SourceError "
