@@ -191,9 +191,8 @@ class GumbelSampler:
 
     def least(self, logits: Row, tokens: TokenIds, token: int) -> float:
         params = self.params
-        if params.is_greedy or params.top_k > 0 or params.min_p > 0.0 or self.lowest > -math.inf:
-            return 0.0
-        if self.constraint is not None:
+        has_other_cuts = params.top_k > 0 or params.min_p > 0.0 or self.lowest > -math.inf
+        if params.is_greedy or has_other_cuts or self.constraint is not None:
             return 0.0
         logits, best = self._process(logits, tokens)
         return least_share(logits, logits[best], params.temperature, params.top_p, token)
