@@ -26,6 +26,8 @@ _MOST_LANES, _FEWEST_LANES = 256, 8
 _MEMORY_SHARE = 0.4  # of what is free
 _PASSES_TIMED = 2
 _FEWEST, _MOST = 2, 128  # tokens of a user's turn
+_TURN_SHARE, _SHORT = 0.25, 8  # of the passes that there is time for, where these are few; at least so many
+_LEAST_ANSWER = 16  # tokens of an answer that is awaited beyond the time
 _TURN_TEMPERATURE, _TURN_TOP_P = 1.0, 0.98
 _ANSWER_TEMPERATURE, _ANSWER_TOP_P, _SAMPLED = 0.8, 0.95, 0.3  # the share of answers that are sampled
 
@@ -50,7 +52,7 @@ class _Lane:
         self.first, self.temperature, self.num_begin = first, temperature, len(begin)
         self.given, self.tokens, self.num_prompt = deque(begin.tolist()), list[int](), 0
 
-    def go_on(self, chosen: int, ends: set[int], middle: TokenIds, longest: int) -> bool:
+    def go_on(self, chosen: int, ends: set[int], middle: TokenIds, longest: int, longest_turn: int) -> bool:
         """Put the next token in front, the target's or the template's; False where the text has ended."""
         if self.given:
             return True
@@ -58,12 +60,16 @@ class _Lane:
         if self.num_prompt:
             if is_end or len(self.tokens) - self.num_prompt >= longest:
                 return False
-        elif is_end or chosen == middle[0] or num_turn >= _MOST:
+        elif is_end or chosen == middle[0] or num_turn >= longest_turn:
             self.given.extend(middle.tolist())
             self.num_prompt = len(self.tokens) + len(middle)
             return num_turn >= _FEWEST
         self.given.append(chosen)
         return True
+
+    def has_answer(self, num_tokens: int) -> bool:
+        """True where the answer has so many tokens at least."""
+        return 0 < self.num_prompt <= len(self.tokens) - num_tokens
 
 
 class Lanes:
@@ -94,15 +100,19 @@ class Lanes:
         fitting = int(_MEMORY_SHARE * free_memory().free_bytes / lane_bytes)
         self.num_lanes = min(_MOST_LANES, max(_FEWEST_LANES, fitting))
 
-    def write(self, limit_s: float) -> Iterator[OwnText]:
-        """Texts, as they end, for so many seconds; the answers under way end there too."""
+    def write(self, limit_s: float, fewest: int = 0) -> Iterator[OwnText]:
+        """Texts, as they end, for so many seconds; the answers under way end there too.
+
+        fewest: Texts that are awaited beyond that, for as long again at most.
+        """
         import torch
 
-        ends_at = monotonic() + limit_s
-        while monotonic() < ends_at:
+        self._limit_s, self._ends_at = limit_s, monotonic() + limit_s
+        self._num_awaited, self._is_late = fewest, False
+        while self._has_time(monotonic(), ()):
             try:
                 with torch.no_grad():
-                    yield from self._fill(ends_at)
+                    yield from self._fill()
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -111,29 +121,45 @@ class Lanes:
                 self.num_lanes //= 2
                 self._report(f"cpu has no memory for the answers; going on with {self.num_lanes} at a time")
 
-    def _fill(self, ends_at: float) -> Iterator[OwnText]:
-        """Write until the cache is full; nothing, and fewer lanes, where there is no time for that."""
+    def _has_time(self, now: float, lanes: Sequence[_Lane]) -> bool:
+        if now < self._ends_at:
+            return True
+        num_awaited = self._num_awaited - sum(each.has_answer(_LEAST_ANSWER) for each in lanes)
+        if num_awaited <= 0 or now >= self._ends_at + self._limit_s:
+            return False
+        if not self._is_late:
+            longer = f"{num_awaited} texts more are wanted; going on for {self._limit_s:.0f} s at most"
+            self._report(f"the time for writing is over, and {longer}")
+            self._is_late = True
+        return True
+
+    def _fill(self) -> Iterator[OwnText]:
+        """Write until the cache is full; nothing, and fewer lanes, where there is no time for that.
+
+        The fewest lanes go on without that time, with shorter turns.
+        """
         import torch
 
         config, num, began = self._target.config, self.num_lanes, monotonic()
         shape = (config.num_layers, num, config.num_kv_heads, self._capacity, config.head_dim)
         keys, values = (torch.empty(shape, dtype=self._target.dtype) for _ in range(2))
         states = np.empty((num, self._capacity, self._width), np.float16)
-        lanes = [self._begin(0) for _ in range(num)]
+        lanes, longest_turn = [self._begin(0) for _ in range(num)], _MOST
         for at in range(self._capacity):
             now = monotonic()
-            if now >= ends_at:
+            if not self._has_time(now, lanes):
                 break
-            if at == _PASSES_TIMED and num > _FEWEST_LANES:
-                share = (ends_at - began) / ((now - began) / at * self._capacity)
-                if share < 1:
-                    self.num_lanes = max(_FEWEST_LANES, int(num * share))
+            if at == _PASSES_TIMED:
+                num_passes = (self._ends_at - began) * at / (now - began)
+                if num_passes < self._capacity and num > _FEWEST_LANES:
+                    self.num_lanes = max(_FEWEST_LANES, int(num * num_passes / self._capacity))
                     return
+                longest_turn = min(_MOST, max(_SHORT, int(_TURN_SHARE * num_passes)))
             for lane in lanes:
                 lane.tokens.append(lane.given.popleft())
             states[:, at], chosen = self._pass(lanes, keys, values, at)
             for i, (lane, token) in enumerate(zip(lanes, chosen.tolist(), strict=True)):
-                if not lane.go_on(token, self._ends, self._middle, self._longest):
+                if not lane.go_on(token, self._ends, self._middle, self._longest, longest_turn):
                     yield from self._text(lane, states[i])
                     lanes[i] = self._begin(at + 1)
         for i, lane in enumerate(lanes):
@@ -145,7 +171,8 @@ class Lanes:
 
     def _text(self, lane: _Lane, states: Halves) -> Iterator[OwnText]:
         """The text of a lane, if it has an answer, from the states of its places of the cache."""
-        if 0 < lane.num_prompt < len(lane.tokens):
+        if lane.has_answer(1):
+            self._num_awaited -= 1
             prompt, answer = lane.tokens[: lane.num_prompt], lane.tokens[lane.num_prompt :]
             own = states[lane.first : lane.first + len(lane.tokens)].copy()
             yield OwnText(np.array(prompt, np.int32), tuple(answer), own)

@@ -393,7 +393,7 @@ class _Folder:
         at_once = f"{lanes.num_lanes} at once, for at most {limit_s / 60:.0f} min"
         self.report(f"the target writes prompts and answers itself, {at_once}")
         try:
-            for text in lanes.write(limit_s):
+            for text in lanes.write(limit_s, max(0, 2 * _FEWEST_TEXTS - len(texts.texts))):
                 if text.prompt.tobytes() not in asked:
                     asked.add(text.prompt.tobytes())
                     new.append(text)

@@ -78,6 +78,27 @@ def test_where_time_is_short_fewer_are_written_at_once_and_what_is_there_counts(
     assert texts
 
 
+def test_texts_are_awaited_beyond_the_time_for_as_long_again(
+    writer: TorchWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = list[str]()
+
+    def texts(limit_s: float, fewest: int) -> list[OwnText]:
+        now = iter(np.arange(0.0, 1000.0, 1.0))  # a pass takes a second
+        monkeypatch.setattr(lanes, "monotonic", lambda: float(next(now)))
+        lines.clear()
+        return [*opened(writer, lines).write(limit_s, fewest)]
+
+    shortest = next(limit for limit in range(10, 90) if texts(limit, 0))
+    assert texts(shortest - 1, 0) == lines == []
+    assert len(texts(shortest - 1, 6)) >= 6
+    assert lines == [
+        f"the time for writing is over, and 6 texts more are wanted; going on for {shortest - 1} s at most"
+    ]
+    assert texts(10, 6) == []
+    assert len(lines) == 1
+
+
 def test_without_memory_fewer_are_written_at_once(writer: TorchWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     run, lines, most = Lanes._pass, list[str](), 4
 
