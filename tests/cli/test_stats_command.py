@@ -60,6 +60,7 @@ def test_an_answer_that_repeats_itself_does_not_judge_drafting(
 ) -> None:
     monkeypatch.setattr("edgespec.engine.answers.Tally.gain", lambda tally, costs: Gain(3.0))
     monkeypatch.setattr("edgespec.decoding.repetition._LIMITS", ((1, 8, 64),))
+    monkeypatch.setattr("edgespec.engine.generation.SHORTEST_LOOP", 64)
     with load(tiny_model, drafter="ngram", draft_length=2, usage=True) as engine:
         found = [engine.generate("the", max_tokens=length, logit_bias={5: 100}).stats.gain for length in (20, 80)]
     (counted,) = UsageFile(home).read().values()

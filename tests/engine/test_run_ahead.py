@@ -18,7 +18,7 @@ from table_decoder import TableDecoder
 
 from edgespec import AnswerStream, Chunk, Engine, SamplingParams
 from edgespec.draft.answer_cache import AnswerCache
-from edgespec.engine.generation import Generation, LoadedModel, OpenDrafters
+from edgespec.engine.generation import AnswerWriter, Generation, LoadedModel, OpenDrafters
 from edgespec.engine.request import AnswerSettings, Request
 from edgespec.engine.run_ahead import RequestQueue, RunAhead, Ticket
 from edgespec.engine.target_caches import TargetCaches
@@ -355,7 +355,8 @@ def test_a_stop_string_ends_the_answer_of_a_slow_reader_as_that_of_a_fast_one(en
 
 def test_passes_that_wait_hold_no_logits(engine: Engine) -> None:
     request = Request(np.array(engine.encode(PROMPT), np.int32), AnswerSettings(sampling=HOT, max_tokens=20))
-    made = Generation(engine._model, engine._drafting)._passes(engine.target, request, Ticket(), [], {})
+    generation, ticket = Generation(engine._model, engine._drafting), Ticket()
+    made = generation._passes(engine.target, request, ticket, AnswerWriter(generation, request, ticket))
     assert all(each.block.logits.size == 0 for each in islice(made, 3))
     made.close()
 
