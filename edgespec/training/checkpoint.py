@@ -37,7 +37,7 @@ class TrainingProgress:
         return expected_tokens(self.best)[-1]
 
 
-class Checkpoint(NamedTuple):
+class TrainingCheckpoint(NamedTuple):
     """The state of a training; the means of its weights have their names."""
 
     weights: Mapping[str, Floats]
@@ -45,7 +45,7 @@ class Checkpoint(NamedTuple):
     progress: TrainingProgress
 
 
-def write_checkpoint(path: Path, checkpoint: Checkpoint, held_out: Sequence[Text]) -> None:
+def write_checkpoint(path: Path, checkpoint: TrainingCheckpoint, held_out: Sequence[Text]) -> None:
     """held_out: The texts that its agreement is with. Raises DiskFull: There is no room; an earlier file stays."""
     weights, means, progress = checkpoint
     metadata = {
@@ -59,7 +59,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, held_out: Sequence[Text
     write_tensors(path, {**weights, **trained}, metadata)
 
 
-def read_checkpoint(path: Path, shape: HeadShape, held_out: Sequence[Text]) -> Checkpoint:
+def read_checkpoint(path: Path, shape: HeadShape, held_out: Sequence[Text]) -> TrainingCheckpoint:
     """A checkpoint of a head of this shape; agreement with other held-out texts is left out.
 
     One without means has its weights in their place.
@@ -76,7 +76,7 @@ def read_checkpoint(path: Path, shape: HeadShape, held_out: Sequence[Text]) -> C
     best = tuple(map(float, stated["best"].split())) if stated.get("held_out") == _key_of(held_out) else ()
     num_batches = int(stated.get("num_batches", 0))
     progress = TrainingProgress(int(stated["num_drafts"]), num_batches, float(stated["used_s"]), best)
-    return Checkpoint(weights, means, progress)
+    return TrainingCheckpoint(weights, means, progress)
 
 
 def _key_of(texts: Sequence[Text]) -> str:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from edgespec import EdgeSpecError, MemoryExhausted, TokenIds, expected_tokens, return_freed
 from edgespec.system.console import info, show_progress
 from edgespec.system.signals import defer_signals
-from edgespec.training.checkpoint import Checkpoint, TrainingProgress, read_checkpoint, write_checkpoint
+from edgespec.training.checkpoint import TrainingCheckpoint, TrainingProgress, read_checkpoint, write_checkpoint
 from edgespec.training.network import HEAD, HeadShape, Network
 from edgespec.training.objective import Agreement, agreement, backward
 from edgespec.training.packing import Batch, Floats, Ints, Text, num_shared, pack
@@ -122,7 +122,7 @@ class Trainer:
             data = data._replace(texts=[text._replace(num_prompt=first) for text in data.texts])
         self._shape, self._data, self._path, self._save_best = shape, data, checkpoint, save_best
         self.device = find_device(device)
-        weights, means, self.progress = Checkpoint(start, start, TrainingProgress())
+        weights, means, self.progress = TrainingCheckpoint(start, start, TrainingProgress())
         if checkpoint.exists():
             weights, means, self.progress = read_checkpoint(checkpoint, shape, data.held_out)
             if not has_best:
@@ -209,7 +209,9 @@ class Trainer:
         """Write the checkpoint."""
         weights = self._arrays()
         with self._averaged():
-            write_checkpoint(self._path, Checkpoint(weights, self._arrays(), self.progress), self._data.held_out)
+            write_checkpoint(
+                self._path, TrainingCheckpoint(weights, self._arrays(), self.progress), self._data.held_out
+            )
 
     def _batches(self) -> Iterator[Batch]:
         while True:
