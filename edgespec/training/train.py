@@ -345,9 +345,10 @@ class _Folder:
         limit_s = time_share * _ANSWERS_SHARE * 60 * self.options.minutes
         own = f"prompts, {own_share:.0%} of which it writes itself" if own_share else f"{len(prompts)} prompts"
         self.report(f"the target answers {own}, for at most {limit_s / 60:.0f} min")
-        write = partial(write_answers, writer, longest=longest, limit_s=limit_s, most_tokens=self._most_tokens)
-        write(self.options.held_out, held_out, num_rounds=1)
-        num_too_long = write(prompts, texts, own_share=own_share, num_stored=num_stored)
+        write = partial(write_answers, writer, longest=longest, most_tokens=self._most_tokens)
+        write(self.options.held_out, held_out, num_rounds=1, limit_s=limit_s / 2)
+        limit_s -= monotonic() - began
+        num_too_long = write(prompts, texts, own_share=own_share, num_stored=num_stored, limit_s=limit_s)
         made, taken_s = texts.num_answer_tokens - before, monotonic() - began
         self.report(f"it wrote {made} tokens of answers in {taken_s:.0f} s, {made / taken_s:.0f} a second")
         if num_too_long:
