@@ -17,21 +17,20 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from command_line import command_line
 
-from edgespec import LocalSource, UsageError, expected_tokens
+from edgespec import UsageError, expected_tokens
 from edgespec.export.sources import read_source
 from edgespec.system.console import print_stderr
 from edgespec.training.fit import Data, Recipe, Trainer
 from edgespec.training.packing import Text
-from edgespec.training.stored_texts import TextsFile
-from edgespec.training.train import (
-    _HELD_OUT,
-    _RUN,
-    _STATES,
-    _TEXTS,
+from edgespec.training.train import HeadTraining
+from edgespec.training.work_folder import (
+    HELD_OUT,
+    STATES,
+    TEXTS,
     TrainingOptions,
-    _Folder,
-    _read_run,
-    _work_folder,
+    WorkFolder,
+    read_run,
+    work_folder_of,
 )
 
 HOURS = 1e6  # that a recipe may take, which ends with its epochs
@@ -56,20 +55,20 @@ def row(name: str, rates: Sequence[float], seconds: float) -> str:
     return f"| {' | '.join([*cells, f'{seconds:.0f}'])} |"
 
 
-def open_folder(head: Path, source: Path, scratch: Path, draft_vocab_size: int) -> tuple[_Folder, list[Text]]:
+def open_folder(head: Path, source: Path, scratch: Path, draft_vocab_size: int) -> tuple[WorkFolder, list[Text]]:
     """The texts of a head that have states, in a folder that makes what else it needs in scratch."""
-    work, loaded = _work_folder(head), read_source(source)
+    work, loaded = work_folder_of(head), read_source(source)
     scratch.mkdir()
-    for name in (_TEXTS, _STATES, Path(_STATES).with_suffix(".texts").name):
+    for name in (TEXTS, STATES, Path(STATES).with_suffix(".texts").name):
         (scratch / name).symlink_to((work / name).resolve(strict=True))
-    stored = Recipe(num_states=len(_read_run(work / _RUN)["layers"]))  # type: ignore[arg-type]
+    stored = Recipe(num_states=len(read_run(work)["layers"]))  # type: ignore[arg-type]
     options = TrainingOptions(draft_vocab_size=draft_vocab_size, recipe=stored)
-    folder = _Folder(scratch, head, loaded, LocalSource(path=source), options, print_stderr)
-    texts = TextsFile(scratch / _TEXTS, loaded.config.vocab_size).texts
+    folder = WorkFolder(scratch, loaded, options)
+    texts = folder.read_texts().texts
     return folder, texts[: len(texts) - len(folder.states.missing(texts))]
 
 
-def with_held_out(data: Data, other: _Folder, texts: list[Text]) -> Data:
+def with_held_out(data: Data, other: WorkFolder, texts: list[Text]) -> Data:
     """The data of a head, to compare on the texts of another one."""
     first = len(data.rows)
     held_out = [text._replace(start=first + text.start) for text in texts]
@@ -93,11 +92,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with TemporaryDirectory() as name:
         scratch = Path(name)
         folder, texts = open_folder(options.head, options.source, scratch / "head", options.draft_vocab)
-        held_out, trained = texts[::_HELD_OUT], [each for i, each in enumerate(texts) if i % _HELD_OUT]
+        held_out, trained = texts[::HELD_OUT], [each for i, each in enumerate(texts) if i % HELD_OUT]
+        training = HeadTraining(folder, options.head, "", print_stderr)
         trained = trained[: round(len(trained) * options.share / 100)]
         print("| recipe | 1 | 2 | 3 | 4 | 5 | tokens a pass | seconds |\n|---|---|---|---|---|---|---|---|")
         for number, (text, recipe) in enumerate(recipes.items()):
-            shape, data, start = folder.prepare(trained, held_out, recipe)
+            shape, data, start = training.prepare(trained, held_out, recipe)
             if options.held_out:
                 other = open_folder(options.held_out, options.source, scratch / f"held_out_{number}", 1)
                 data = with_held_out(data, *other)

@@ -98,7 +98,8 @@ def add_train(parser: CommandParser) -> None:
 def _train(options: argparse.Namespace) -> None:
     from edgespec.training.fit import Recipe
     from edgespec.training.prompts import own_prompts, read_corpus
-    from edgespec.training.train import TrainingOptions, require_torch, train
+    from edgespec.training.train import require_torch, train
+    from edgespec.training.work_folder import TrainingOptions
 
     if not _LEAST_MINUTES <= options.minutes <= _MOST_MINUTES:
         raise UsageError(f"--minutes is {options.minutes:g}; wanted {_LEAST_MINUTES:g} to {_MOST_MINUTES:g}")

@@ -9,12 +9,14 @@ import tiny
 from edgespec import LocalSource
 from edgespec.errors import MemoryExhausted
 from edgespec.export.sources import read_source
-from edgespec.training import lanes, train
+from edgespec.training import lanes, target_run
 from edgespec.training.lanes import Lanes, OwnText
 from edgespec.training.prompts import PromptWriter
 from edgespec.training.stored_texts import TextsFile
+from edgespec.training.target_run import TargetRun
 from edgespec.training.torch_target import TorchTarget
 from edgespec.training.torch_writer import TorchWriter
+from edgespec.training.work_folder import TrainingOptions, WorkFolder
 
 pytestmark = pytest.mark.train
 torch = pytest.importorskip("torch", reason="needs PyTorch, which only the extra train installs: make test-train")
@@ -121,21 +123,22 @@ def test_what_was_written_is_stored_with_its_states_and_goes_on_after_an_interru
     writer: TorchWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = writer.target.source
-    options = train.TrainingOptions(own_share=1.0, longest_answer=7, minutes=0.05)
-    folder = train._Folder(tmp_path, tmp_path / "head", source, LocalSource(path=tmp_path), options, print)
-    monkeypatch.setattr(train, "_STORED_AT_ONCE", 5)
+    options = TrainingOptions(own_share=1.0, longest_answer=7, minutes=0.05)
+    folder = WorkFolder(tmp_path, source, options)
+    run = TargetRun(folder, LocalSource(path=tmp_path), print)
+    monkeypatch.setattr(target_run, "_STORED_AT_ONCE", 5)
 
     def interrupt(line: str) -> None:
         if line:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(train, "show_progress", interrupt)
+        patched.setattr(target_run, "show_progress", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            folder._write_in_step(writer, 3)
+            run._write_in_step(writer, 3)
     first = TextsFile(tmp_path / "texts.jsonl", tiny.VOCAB)
     assert first.numbers == {*range(6, 11)}  # behind two answers to each of three prompts
-    folder._write_in_step(writer, 3)
+    run._write_in_step(writer, 3)
     texts = TextsFile(tmp_path / "texts.jsonl", tiny.VOCAB).texts
     assert len(texts) > 5
     assert len({text.tokens[: text.num_prompt].tobytes() for text in texts}) == len(texts)

@@ -18,13 +18,15 @@ from edgespec.export.heads.convert import export_head, plan_head
 from edgespec.export.heads.head_source import read_head
 from edgespec.export.sources import read_source
 from edgespec.setup.snapshot import LocalSource
-from edgespec.training import fit, stored_texts, train
+from edgespec.training import fit, stored_texts, target_run
 from edgespec.training.fit import Data, Recipe, Trainer
 from edgespec.training.head_file import write_head
 from edgespec.training.network import HEAD, JOIN, MARKOV_HEAD, HeadShape, Network
 from edgespec.training.objective import agreement, backward, unroll, visible
 from edgespec.training.packing import Batch, Text, num_shared, pack
+from edgespec.training.target_run import TargetRun
 from edgespec.training.warm_start import head_shape, start_weights
+from edgespec.training.work_folder import TrainingOptions, WorkFolder
 
 pytestmark = pytest.mark.train
 torch = pytest.importorskip("torch", reason="needs PyTorch, which only the extra train installs: make test-train")
@@ -326,7 +328,7 @@ def test_an_interruption_says_where_all_lies_in_every_stage(
     def interrupted(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(train, "write_answers", interrupted)
+    monkeypatch.setattr(target_run, "write_answers", interrupted)
     assert run("train", target, "--output", tmp_path / "head", "--minutes", 0.3) == 130
     said = capsys.readouterr().err
     assert "there is no head yet" in said
@@ -339,14 +341,24 @@ def test_an_interruption_says_where_all_lies_in_every_stage(
 def test_too_few_texts_are_refused_with_what_would_give_more(
     target: Path, tmp_path: Path, prompts: list[str], advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train, "write_answers", lambda *arguments, **options: 0)
-    folder = train._Folder(
-        tmp_path, tmp_path / "head", read_source(target), LocalSource(path=target), train.TrainingOptions(), print
-    )
+    monkeypatch.setattr(target_run, "write_answers", lambda *arguments, **options: 0)
+    folder = WorkFolder(tmp_path, read_source(target), TrainingOptions())
     stored = [] if prompts else [(np.arange(5, dtype=np.int32), np.arange(4, dtype=np.int32))]
-    folder.write_texts(prompts, stored, nullcontext, 1.0, 0.0)  # type: ignore[arg-type]
+    run = TargetRun(folder, LocalSource(path=target), print)
+    run.write_texts(prompts, stored, nullcontext, 1.0, 0.0)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=rf"texts to train on: {len(stored)}, wanted 4 at least; {advice}"):
-        folder._fitting(prompts)
+        folder.fitting(prompts)
+
+
+def test_held_out_answers_have_half_of_the_time_and_the_others_the_rest(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits, now = list[float](), iter([0.0, 5.0, 20.0])
+    monkeypatch.setattr(target_run, "write_answers", lambda *_, limit_s, **options: limits.append(limit_s))
+    monkeypatch.setattr(target_run, "monotonic", lambda: next(now))
+    folder = WorkFolder(tmp_path, read_source(target), TrainingOptions(minutes=1.0, held_out=("a",)))
+    TargetRun(folder, LocalSource(path=target), print).write_texts(["b"], [], nullcontext, 1.0, 0.0)  # type: ignore[arg-type]
+    assert limits == [12.0, 19.0]
 
 
 def test_tokens_that_are_damaged_are_refused_in_words(tmp_path: Path) -> None:
@@ -364,15 +376,14 @@ def test_tokens_that_are_damaged_are_refused_in_words(tmp_path: Path) -> None:
 
 
 def test_a_damaged_target_of_the_work_folder_is_to_be_removed(target: Path, tmp_path: Path) -> None:
-    source, lines = LocalSource(path=target), list[str]()
-    options = train.TrainingOptions()
-    folder = train._Folder(tmp_path, tmp_path / "head", read_source(target), source, options, lines.append)
+    folder = WorkFolder(tmp_path, read_source(target), TrainingOptions())
+    run = TargetRun(folder, LocalSource(path=target), print)
     export_model(target, tmp_path / "target", hidden_layers=folder.layers)
-    folder._open_target()
+    run._open_target()
     for name, content in (("model.onnx.data", b"short"), ("edgespec.json", b"{}")):
         (tmp_path / "target" / name).write_bytes(content)
         with pytest.raises((ModelError, IntegrityError)) as error:
-            folder._open_target()
+            run._open_target()
         assert str(error.value).endswith(f"; remove {tmp_path / 'target'} and train again")
         assert "export" not in str(error.value)
 
@@ -383,7 +394,7 @@ def test_a_head_is_trained_and_trained_further_and_exported(
 ) -> None:
     """With a target that PyTorch does not run, so that ONNX Runtime makes its states too."""
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(train, "_WEIGHTS_SHARE", 0.0)
+    monkeypatch.setattr(target_run, "_WEIGHTS_SHARE", 0.0)
     monkeypatch.setattr("edgespec.training.train._LEAST_TRAINING_S", 2.0)
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("".join(f"prompt {number} of a few\n" for number in range(8)))

@@ -1,0 +1,222 @@
+"""The target's part of a training: it writes texts, and gives the hidden states of their tokens."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+
+from edgespec import (
+    FILE_NAME,
+    Engine,
+    IntegrityError,
+    LocalSource,
+    ModelError,
+    Profile,
+    Report,
+    TokenIds,
+    free_memory,
+    profile_target,
+)
+from edgespec.export.convert import export_model
+from edgespec.system.console import show_progress
+from edgespec.system.units import format_bytes
+from edgespec.training.lanes import Lanes, OwnText
+from edgespec.training.packing import Text
+from edgespec.training.prompts import PromptWriter
+from edgespec.training.stored_texts import Halves, ReadStates, TextsFile
+from edgespec.training.target import StatesReader, TargetWriter, open_engine_writer, write_answers
+from edgespec.training.torch_target import TorchTarget, faster_precision, weights_bytes, why_not
+from edgespec.training.torch_writer import TorchWriter
+from edgespec.training.work_folder import TEXTS, WorkFolder
+
+_ANSWERS_SHARE = 0.4  # of the time, at most
+_STORED_AT_ONCE = 64  # texts that the target wrote itself
+_AWAITED = 8  # of these, which are finished beyond the time
+_WEIGHTS_SHARE = 0.6  # of free memory, for a target that torch runs on a CPU
+
+
+@dataclass(frozen=True)
+class TargetRun:
+    """The stages that need the target; each goes on from what lies in the folder."""
+
+    folder: WorkFolder
+    source: LocalSource
+    report: Report
+
+    def run(
+        self, prompts: list[str], stored: list[tuple[TokenIds, TokenIds]], open_engine: Callable[[], Engine]
+    ) -> tuple[list[Text], Profile | None]:
+        """The texts, whose hidden states are stored, and what the target's passes take, unless a GPU ran them."""
+        folder, own_share = self.folder, self.folder.options.own_share
+        if folder.device != "cpu" and (writer := self._open_in_torch([*prompts, *folder.options.held_out])):
+            with closing(writer):
+                self.write_texts(prompts, stored, lambda: nullcontext(writer), 1.0, own_share)
+                texts = folder.fitting(prompts)
+                self._store_states(texts, partial(writer.read, layers=folder.layers), writer.texts_at_once)
+            return texts, None
+        in_step = self._writes_in_step and not stored and own_share > 0
+        given_share = 1 - own_share if in_step else 1.0
+        texts = self.write_texts(
+            prompts, stored, lambda: open_engine_writer(open_engine), given_share, 0.0 if in_step else own_share
+        )
+        if (in_step or folder.states.missing(texts)) and (reader := self._open_in_torch([])):
+            with closing(reader):
+                self._store_states(texts, partial(reader.read, layers=folder.layers), reader.texts_at_once)
+                if in_step:
+                    self._write_in_step(reader, len(prompts))
+        texts = folder.fitting(prompts)
+        exported = self._open_target()
+        self._store_states(texts, exported.read)
+        show_progress("measuring the target's passes")
+        profile = profile_target(exported.decoder)
+        show_progress("")
+        return texts, profile
+
+    def _open_in_torch(self, prompts: list[str]) -> TorchWriter | None:
+        """The target in torch, where that runs all of it; prompts: That it will be given."""
+        folder, device = self.folder, self.folder.device
+        name, precision = folder.loaded.source.name, faster_precision(device)
+        if problem := self._why_not_torch:
+            self.report(f"PyTorch {problem}: ONNX Runtime runs it, which takes longer")
+            return None
+        self.report(f"PyTorch runs {name} on {device} in {precision}: reading its weights")
+        target = TorchTarget(folder.loaded, device, precision)
+        return TorchWriter(target, folder.path, prompts, folder.options.longest_answer, self.report)
+
+    @property
+    def _why_not_torch(self) -> str | None:
+        """Why torch does not run the target here, as words behind PyTorch; None where it does."""
+        device, name = self.folder.device, self.folder.loaded.source.name
+        if problem := why_not(self.folder.loaded):
+            return f"does not run {name} itself, which has {problem}"
+        needed = weights_bytes(self.folder.loaded, faster_precision(device))
+        if device == "cpu" and needed > _WEIGHTS_SHARE * free_memory().free_bytes:
+            return f"would need {format_bytes(needed)} of memory for {name}"
+        return None
+
+    def write_texts(
+        self,
+        prompts: list[str],
+        stored: list[tuple[TokenIds, TokenIds]],
+        open_writer: Callable[[], AbstractContextManager[TargetWriter]],
+        time_share: float,
+        own_share: float,
+    ) -> list[Text]:
+        """The texts whose states have room, once prompts are answered in a share of the time for answers."""
+        texts, held_out = self.folder.read_texts(), self.folder.read_held_out()
+        for number, (prompt, answer) in enumerate(stored):
+            if number not in texts.numbers:
+                texts.add(number, prompt, tuple(answer.tolist()))
+        is_missing = time_share > 0 and (own_share > 0 or 2 * len(prompts) > len(texts.numbers))
+        is_missing = is_missing or len(self.folder.options.held_out) > len(held_out.numbers)
+        if is_missing and texts.num_tokens < self.folder.most_tokens:
+            with open_writer() as writer:
+                self._answer(writer, prompts, texts, held_out, len(stored), time_share, own_share)
+        return self.folder.with_states(held_out, texts)
+
+    def _answer(
+        self,
+        writer: TargetWriter,
+        prompts: list[str],
+        texts: TextsFile,
+        held_out: TextsFile,
+        num_stored: int,
+        time_share: float,
+        own_share: float,
+    ) -> None:
+        longest, began, before = self.folder.options.longest_answer, monotonic(), texts.num_answer_tokens
+        limit_s = time_share * _ANSWERS_SHARE * 60 * self.folder.options.minutes
+        own = f"prompts, {own_share:.0%} of which it writes itself" if own_share else f"{len(prompts)} prompts"
+        self.report(f"the target answers {own}, for at most {limit_s / 60:.0f} min")
+        write = partial(write_answers, writer, longest=longest, most_tokens=self.folder.most_tokens)
+        write(self.folder.options.held_out, held_out, num_rounds=1, limit_s=limit_s / 2)
+        limit_s -= monotonic() - began
+        num_too_long = write(prompts, texts, own_share=own_share, num_stored=num_stored, limit_s=limit_s)
+        made, taken_s = texts.num_answer_tokens - before, monotonic() - began
+        self.report(f"it wrote {made} tokens of answers in {taken_s:.0f} s, {made / taken_s:.0f} a second")
+        if num_too_long:
+            self.report(
+                f"left out {num_too_long} prompts that leave no room for an answer in the target's context of "
+                f"{self.folder.loaded.config.context_length} tokens"
+            )
+
+    @property
+    def _writes_in_step(self) -> bool:
+        """True where the target's own prompts and answers are written by torch on a CPU."""
+        return (
+            self.folder.device == "cpu"
+            and self._why_not_torch is None
+            and bool(self.folder.loaded.vocabulary.chat_template)
+            and faster_precision("cpu") == "bf16"
+        )
+
+    def _write_in_step(self, writer: TorchWriter, num_prompts: int) -> None:
+        """Have the target write prompts and answers, and store them with their hidden states."""
+        options, texts, held_out = self.folder.options, self.folder.read_texts(), self.folder.read_held_out()
+        limit_s = options.own_share * _ANSWERS_SHARE * 60 * options.minutes
+        if texts.num_tokens >= self.folder.most_tokens:
+            return
+        began, before, new = monotonic(), texts.num_answer_tokens, list[OwnText]()
+        first = max({2 * num_prompts - 1, *texts.numbers}) + 1
+        asked = {text.tokens[: text.num_prompt].tobytes() for text in texts.texts}
+        prompter = PromptWriter(writer.encode)
+        lanes = Lanes(
+            writer.target, self.folder.layers, prompter, options.longest_answer, seed=first, report=self.report
+        )
+
+        def keep() -> None:
+            """Store the new texts; where that fails, the next run makes the states."""
+            found, added = dict[bytes, Halves](), [*new]
+            new.clear()
+            for number, each in enumerate(added, max({first - 1, *texts.numbers}) + 1):
+                texts.add(number, each.prompt, each.answer)
+                found[texts.texts[-1].tokens.tobytes()] = each.states
+            if added:
+                stored = self.folder.with_states(held_out, texts)
+                self.folder.states.fill(stored, lambda missing: [found[tokens.tobytes()] for tokens in missing])
+
+        at_once = f"{lanes.num_lanes} at once, for at most {limit_s / 60:.0f} min"
+        self.report(f"the target writes prompts and answers itself, {at_once}")
+        try:
+            for text in lanes.write(limit_s, _AWAITED):
+                if text.prompt.tobytes() not in asked:
+                    asked.add(text.prompt.tobytes())
+                    new.append(text)
+                if len(new) >= _STORED_AT_ONCE:
+                    keep()
+                    show_progress(f"the target writes: {texts.num_answer_tokens - before} tokens of answers")
+                    if texts.num_tokens >= self.folder.most_tokens:
+                        break
+        finally:
+            keep()
+            show_progress("")
+        made, taken_s = texts.num_answer_tokens - before, max(1e-3, monotonic() - began)
+        self.report(f"it wrote {made} tokens of answers in {taken_s:.0f} s, {made / taken_s:.0f} a second")
+
+    def _store_states(self, texts: list[Text], read: ReadStates, num_at_once: int = 1) -> None:
+        """Store the hidden states that are missing."""
+        states = self.folder.states
+        states.trust(texts)
+        if num_foreign := states.num_foreign(texts):
+            self.report(
+                f"the hidden states of {num_foreign} texts are of others than {TEXTS} has; they are made again"
+            )
+        if missing := states.missing(texts):
+            num_tokens = sum(len(text.tokens) for text in missing)
+            size = format_bytes(num_tokens * states.row_bytes)
+            self.report(f"storing the hidden states of {num_tokens} tokens, {size}")
+            states.fill(texts, read, num_at_once)
+
+    def _open_target(self) -> StatesReader:
+        """The exported target; raises ModelError or IntegrityError: its folder is damaged."""
+        folder = self.folder.target
+        if not (folder / FILE_NAME).exists():
+            self.report("exporting the target with its hidden states")
+            export_model(self.source.path, folder, hidden_layers=self.folder.layers, origin=self.source.origin)
+        try:
+            return StatesReader(folder, self.folder.layers)
+        except (ModelError, IntegrityError) as error:
+            kind = IntegrityError if isinstance(error, IntegrityError) else ModelError
+            problem = str(error).removesuffix("; export the model again")
+            raise kind(f"{problem}; remove {folder} and train again") from None

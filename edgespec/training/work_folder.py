@@ -1,0 +1,178 @@
+"""The folder of a training: its options, and the files from which an interrupted one goes on."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edgespec import TokenIds, UsageError
+from edgespec.export.sources import LoadedSource
+from edgespec.system.disk import explain_write_errors, hold_lock, replace_file
+from edgespec.system.text_files import decode_text
+from edgespec.training.fit import Recipe, find_device
+from edgespec.training.packing import Text
+from edgespec.training.stored_texts import StatesFile, TextsFile
+from edgespec.training.warm_start import read_layers
+
+TEXTS, STATES, _RUN = "texts.jsonl", "states.f16", "run.json"
+_FEWEST_TEXTS = 4  # to train on
+HELD_OUT = 12  # each text of so many, where no prompts are kept aside
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """minutes: Of this run in all, the answers included. disk_bytes: For hidden states, at most.
+
+    own_share: Of the texts, those whose prompts the target writes itself.
+    held_out: Prompts whose answers are not trained on, and say how often the head is right.
+    """
+
+    minutes: float = 60.0
+    disk_bytes: int = 4 << 30
+    longest_answer: int = 256
+    draft_vocab_size: int = 16_384
+    device: str = "auto"  # of torch
+    own_share: float = 0.0
+    held_out: tuple[str, ...] = ()
+    recipe: Recipe = field(default_factory=Recipe)
+
+
+@dataclass(frozen=True)
+class WorkFolder:
+    """The files of a training in a folder.
+
+    loaded: The target.
+    """
+
+    path: Path
+    loaded: LoadedSource
+    options: TrainingOptions
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Whose hidden states are stored: what the head's layer shall read, and after the target's final norm."""
+        return read_layers(self.loaded, self.options.recipe.num_states)
+
+    @property
+    def states(self) -> StatesFile:
+        return StatesFile(self.path / STATES, len(self.layers) * self.loaded.config.hidden_size)
+
+    @property
+    def device(self) -> str:
+        """Where torch runs the target: a GPU that it has CUDA for, or the CPU."""
+        device = find_device(self.options.device)
+        return device if device.startswith("cuda") else "cpu"
+
+    @property
+    def most_tokens(self) -> int:
+        """Of texts, as many as there may be hidden states of."""
+        return self.options.disk_bytes // self.states.row_bytes
+
+    @property
+    def target(self) -> Path:
+        """The exported target, which gives hidden states."""
+        return self.path / "target"
+
+    @property
+    def tokens(self) -> Path:
+        """The tokens that can be drafted."""
+        return self.path / "tokens.i32"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint.safetensors"
+
+    def read_texts(self) -> TextsFile:
+        return TextsFile(self.path / TEXTS, self.loaded.config.vocab_size)
+
+    def read_held_out(self) -> TextsFile:
+        """The answers to prompts that are kept aside."""
+        return TextsFile(self.path / "held-out.jsonl", self.loaded.config.vocab_size)
+
+    def with_states(self, held_out: TextsFile, texts: TextsFile) -> list[Text]:
+        """The texts whose states have room, by their places among these."""
+        behind = (text._replace(start=held_out.num_tokens + text.start) for text in texts.texts)
+        return self.states.fitting([*held_out.texts, *behind], self.options.disk_bytes)
+
+    def fitting(self, prompts: list[str]) -> list[Text]:
+        """The texts whose states have room; raises UsageError: They are too few to train on."""
+        texts, held_out = self.read_texts(), self.read_held_out()
+        fitting = self.with_states(held_out, texts)
+        num_found = max(0, len(fitting) - len(held_out.texts))
+        if num_found < _FEWEST_TEXTS:
+            more = (
+                "give more prompts, more time (--minutes)" if prompts else "chat with the model first, or give it"
+            )
+            raise UsageError(
+                f"texts to train on: {num_found}, wanted {_FEWEST_TEXTS} at least; {more} "
+                f"{'or ' if prompts else ''}more room for hidden states (--disk)"
+            )
+        return fitting
+
+    def split(self, texts: list[Text]) -> tuple[list[Text], list[Text]]:
+        """The texts that are held out, and those to train on."""
+        if self.options.held_out:
+            num = len(self.read_held_out().texts)
+            return texts[:num], texts[num:]
+        return texts[::HELD_OUT], [text for i, text in enumerate(texts) if i % HELD_OUT]
+
+
+def work_folder_of(output: Path) -> Path:
+    """The folder beside the head; raises UsageError: output has no name, as . and / have none."""
+    if not output.name or output.name == "..":
+        raise UsageError(f"--output is {output}, which names no new folder; give the folder of the head to write")
+    return output.with_name(f"{output.name}.work")
+
+
+@contextmanager
+def hold_work(work: Path, output: Path, kind: Mapping[str, object]) -> Iterator[None]:
+    """Make the folder, or take it up again; raises UsageError: it is another's."""
+    run = work / _RUN
+    if not run.exists() and os.path.lexists(output):
+        raise UsageError(f"{output} already exists; remove it or choose another --output")
+    with explain_write_errors(work.parent, 1 << 20):
+        try:
+            work.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise UsageError(f"{work} cannot be a folder ({error.strerror}); choose another --output") from None
+    with hold_lock(work / "lock", timeout_s=1.0):
+        stated = json.loads(json.dumps(kind))
+        if not run.exists():
+            replace_file(run, json.dumps(stated).encode())
+        elif (found := read_run(work)) != stated:
+            changed = [key for key in stated if found.get(key) != stated[key]] or ["format"]
+            raise UsageError(
+                f"{work} is of another training (its {' and '.join(changed)} differ); "
+                "remove it or choose another --output"
+            )
+        yield
+
+
+def read_run(work: Path) -> dict[str, object]:
+    """The facts of the run in a folder; none where its file is damaged."""
+    try:
+        found = json.loads(decode_text((work / _RUN).read_bytes()))
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {}
+
+
+def describe_run(
+    loaded: LoadedSource, options: TrainingOptions, prompts: list[str], stored: list[tuple[TokenIds, TokenIds]]
+) -> dict[str, object]:
+    """The facts that must be as they were for a run to go on."""
+    answers = b"".join(each.tobytes() for text in stored for each in text)
+    return {
+        "source": loaded.source.sha256,
+        "corpus": _hash(prompts) if prompts else hashlib.sha256(answers).hexdigest(),
+        **({"held-out prompts": _hash(options.held_out)} if options.held_out else {}),
+        "draft_vocab_size": min(options.draft_vocab_size, loaded.config.vocab_size),
+        "layers": read_layers(loaded, options.recipe.num_states),
+    }
+
+
+def _hash(prompts: Sequence[str]) -> str:
+    return hashlib.sha256("\0".join(prompts).encode()).hexdigest()
