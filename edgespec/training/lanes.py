@@ -128,7 +128,7 @@ class Lanes:
         if num_awaited <= 0 or now >= self._ends_at + self._limit_s:
             return False
         if not self._is_late:
-            longer = f"{num_awaited} texts more are wanted; going on for {self._limit_s:.0f} s at most"
+            longer = f"{num_awaited} more texts are wanted; going on for {self._limit_s:.0f} s at most"
             self._report(f"the time for writing is over, and {longer}")
             self._is_late = True
         return True

@@ -95,7 +95,7 @@ def test_texts_are_awaited_beyond_the_time_for_as_long_again(
     assert texts(shortest - 1, 0) == lines == []
     assert len(texts(shortest - 1, 6)) >= 6
     assert lines == [
-        f"the time for writing is over, and 6 texts more are wanted; going on for {shortest - 1} s at most"
+        f"the time for writing is over, and 6 more texts are wanted; going on for {shortest - 1} s at most"
     ]
     assert texts(10, 6) == []
     assert len(lines) == 1
