@@ -158,7 +158,7 @@ def _stored_answers(model: str, home: "edgespec.ModelHome") -> "list[tuple[edges
 def _format(report: "TrainingReport") -> list[str]:
     rates = ", ".join(f"{rate:.1%}" for rate in report.agreement)
     return [
-        f"agreement on {report.held_out_texts} held-out texts by position: {rates}; {report.coverage:.1%} of "
+        f"agreement by position on held-out texts ({report.held_out_texts}): {rates}; {report.coverage:.1%} of "
         "their tokens can be drafted",
         _format_gain(report.gain),
         f"trained for {report.training_s / 60:.0f} min on {report.texts} texts, {report.answer_tokens} tokens of "
