@@ -138,7 +138,9 @@ def _train(options: argparse.Namespace) -> None:
     )
     print_result(options, asdict(report), *_format(report))
     target = options.model if options.model in edgespec.CATALOG else source.path
-    info(f"use it with: edgespec export {quote(target)} --drafter {quote(options.output)} --output PAIR")
+    pays = report.gain is None or report.gain.draft_length > 0
+    advice = "use it with" if pays else "the same command trains it further; to try it as it is"
+    info(f"{advice}: edgespec export {quote(target)} --drafter {quote(options.output)} --output PAIR")
 
 
 def _stored_answers(model: str, home: "edgespec.ModelHome") -> "list[tuple[edgespec.TokenIds, edgespec.TokenIds]]":

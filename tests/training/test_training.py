@@ -406,6 +406,10 @@ def test_a_head_is_trained_and_trained_further_and_exported(
         said = capsys.readouterr()
         reports.append(json.loads(said.out))
         assert "of memory for tiny.gguf: ONNX Runtime runs it" in said.err or reports[1:]
+        pays = reports[-1]["gain"]["draft_length"] > 0
+        assert (
+            "use it with" if pays else "trains it further; to try it as it is"
+        ) + ": edgespec export" in said.err
     first, second = reports
     for report in reports:  # an answer to a prompt greedily, and another sampled, as far as there was time
         assert 4 <= report["texts"] + report["held_out_texts"] <= 16
