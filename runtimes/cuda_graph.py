@@ -3,8 +3,9 @@
 A recording keeps what the host gave, and the addresses that its kernels read and write. So a recorded pass has
 arrays of its own on the device, which are written in place: tokens, and a mask of the cache's whole length with
 zeros behind the text. Its workspace is free for others behind it. A recording is therefore made anew once its
-session has taken memory for something that stays, and nothing else is done on a GPU of the process while it is
-made. While another model is being opened, which may take seconds, none is made and passes run plain.
+session has taken memory for a cache, and nothing else is done on a GPU of the process while it is made. The arrays
+of another recording may lie there: each is written before a replay of its own and read at its end. While another
+model is being opened, which may take seconds, none is made and passes run plain.
 
 ONNX Runtime keeps recordings, and handles of cuBLAS, for each thread that runs a pass, until the session is closed
 (docs/log/devices.md). So one thread runs all passes of a session that records.
@@ -45,7 +46,9 @@ class CudaGraphs:
     def __init__(self, session: Any, device: Device, *, is_exact: bool = False) -> None:
         self.session, self.device, self.is_exact = session, device, is_exact
         self.width = 0
-        self.age = 0  # counts what was taken of the session's memory, or given back, since recordings were made
+        self.age = (
+            0  # counts what caches have taken of the session's memory or given back, since recordings were made
+        )
         self.num_recorded = self.num_put_off = 0
         self._pool = ThreadPoolExecutor(1, "edgespec cuda")  # its thread ends with it
 
@@ -193,7 +196,6 @@ class RecordedPass:
         for (past, present), buffer in zip(names.caches(range(len(buffers) // 2)), buffers, strict=True):
             binding.bind_ortvalue_input(past, buffer)
             binding.bind_ortvalue_output(present, buffer)
-        self._graphs.age += 1  # what is taken here may lie in the workspace of other recordings
         length = min(buffer.shape()[2] for buffer in buffers)  # some are longer where memory was refused
         for name, shape in ((names.input_ids, (1, width)), (self._mask, (1, length))):
             self._arrays[name] = self._take(shape, np.int64)

@@ -209,7 +209,7 @@ def test_what_a_cache_takes_and_gives_back_makes_recordings_of_others_anew(
         assert np.abs(decoder.logits(tokens[:length], 2) - fresh.logits(tokens[:length], 2)).max() < CLOSE
         return gpu.num_recorded - recorded, gpu.num_replayed - replayed
 
-    assert counts(first, 23) == (1, 0), "the other's has taken arrays"
+    assert counts(first, 23) == (1, 0), "the other has taken a cache"
     assert (counts(other, 23), counts(first, 24), counts(other, 24)) == ((0, 1),) * 3
     assert counts(first, 600) == (0, 0), "in memory that is the workspace of the other's recording"
     assert counts(other, 25) == (1, 0)
@@ -217,7 +217,7 @@ def test_what_a_cache_takes_and_gives_back_makes_recordings_of_others_anew(
     assert counts(other, 26) == (1, 0)
     assert counts(first, 602) == (1, 0)
     first.exchange(other)
-    assert counts(first, 27) == (1, 0)
+    assert counts(first, 27) == (0, 1), "arrays that a recording has of its own make no other too old"
     assert counts(other, 603) == (0, 1)
 
 
