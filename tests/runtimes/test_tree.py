@@ -116,6 +116,20 @@ def test_of_a_tree_that_grows_only_what_is_new_is_run(
         assert trunk.num_fed - fed == 1
 
 
+def test_trees_go_with_the_caches_that_forks_exchange(trunk: OnnxTreeDecoder, oracle: OnnxDecoder) -> None:
+    """One text and another tree in each: only in the cache that has its nodes a tree goes on without them."""
+    forks, parents = (trunk.fork(), trunk.fork()), (-1, 0, 1, 2)
+    tokens, trees = np.arange(5, dtype=np.int32), (np.arange(4, dtype=np.int32), np.arange(6, 10, dtype=np.int32))
+    for fork, nodes in zip(forks, trees, strict=True):
+        tree_logits(fork, tokens, nodes[:3], parents[:3])
+    forks[0].exchange(forks[1])
+    for fork, nodes in zip(forks, trees, strict=True):
+        fed = fork.num_fed
+        found = tree_logits(fork, tokens, nodes, parents, 1)
+        assert fork.num_fed - fed > 1, "the nodes before it lie in the other cache now"
+        assert np.allclose(found, branch_logits(oracle, tokens, nodes, parents)[-1:], rtol=0, atol=2e-4)
+
+
 @pytest.mark.parametrize("num_last", [1, 3, 4])
 def test_last_rows_are_those_of_all(trunk: OnnxTreeDecoder, num_last: int) -> None:
     tokens, nodes, parents = np.arange(5, dtype=np.int32), np.array([8, 9, 10, 11], np.int32), (-1, 0, 0, 1)
