@@ -10,6 +10,7 @@ from calls import decoder
 from double import Double
 from real_shapes import Shape, count_differing, random_tokens, walks, write_model
 
+from edgespec.decoding.decoder import Can
 from edgespec.manifest import read_manifest
 from edgespec.runtimes import onnx, row_proofs
 from edgespec.runtimes.devices import find_device
@@ -120,6 +121,25 @@ def test_a_decoder_without_a_cache_of_its_own_is_proved_by_what_it_gives(tiny_mo
     assert not proof.holds
     assert proof.max_difference == 0.5
     assert "first at position 3" in proof.reason
+
+
+class _Cut(Double):
+    """A decoder whose last row depends on where a prompt was cut, behind the first pass that reads it."""
+
+    vocab_size, context_length, can = 7, 700, Can(widths=(4,), read_width=256)
+    ends = frozenset[int]()
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        rows = np.cumsum(tokens)[-num_last:, None] % np.arange(3, 10, dtype=np.float32)
+        self.ends = self.ends | {len(tokens)} if len(tokens) > 1 else frozenset()
+        rows[-1] += 0.5 * any(256 < end < len(tokens) for end in self.ends)
+        return rows
+
+
+def test_a_prompt_of_several_passes_that_read_is_compared_however_little_time_there_is(tiny_model: Path) -> None:
+    proof = prove_rows(_Cut(), read_manifest(tiny_model), limit_s=0)
+    assert not proof.holds
+    assert "a prompt of" in proof.reason
 
 
 PROOF = RowProof(
