@@ -5,21 +5,23 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import islice
 from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
 from double import Double
 from table_decoder import TableDecoder
 
-from edgespec.decoding.decoder import BEST, Argmax, Can, Pass, Rows
+from edgespec.decoding.decoder import BEST, LOGITS, Argmax, Can, Pass, Rows
 from edgespec.decoding.greedy import BestRows
 from edgespec.decoding.pass_ahead import PassAhead
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import DraftPolicy, Plain, speculative_decode
+from edgespec.decoding.tree import Tree
 from edgespec.draft.model_drafter import ModelDrafter
 from edgespec.draft.speculation import Speculation
 from edgespec.errors import MemoryExhausted
-from edgespec.types import Logits, TokenIds
+from edgespec.types import Logits, TokenIds, append
 
 PROMPT = np.arange(6, dtype=np.int32)
 SAMPLER = GumbelSampler(SamplingParams())
@@ -159,3 +161,26 @@ def test_closing_ends_a_pass_that_runs() -> None:
         ahead.run(Pass(PROMPT, wants=BEST))
         assert target.has_begun(7)
     assert (target.lengths, target.num_interrupts) == ([6, 7], 1)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"tree": Tree(np.array([3], np.int32)), "num_last": 1},
+        {"num_last": 2},
+        {"wants": LOGITS},
+        {"num_prompt": 3},
+    ],
+    ids=["a draft", "two rows", "logits", "another prompt"],
+)
+def test_a_pass_that_asks_for_more_than_what_runs_ahead_has_a_run_of_its_own(other: dict[str, Any]) -> None:
+    target = Chooser()
+    with closing(PassAhead(target, lambda text: len(text) == 7)) as ahead:
+        first = ahead.run(Pass(PROMPT, wants=BEST)).best
+        assert first
+        assert target.has_begun(7)
+        given = Pass(append(PROMPT, first.ids.tolist()), **{"wants": BEST, **other})
+        rows, expected = ahead.run(given), target.table.logits(given.tokens, given.num_rows)
+    assert target.lengths == [6, 7, len(given.tokens)]
+    found = rows.best.ids if rows.best else rows.logits.argmax(1)
+    assert found.tolist() == expected.argmax(1).tolist()
