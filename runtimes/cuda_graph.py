@@ -46,9 +46,7 @@ class CudaGraphs:
     def __init__(self, session: Any, device: Device, *, is_exact: bool = False) -> None:
         self.session, self.device, self.is_exact = session, device, is_exact
         self.width = 0
-        self.age = (
-            0  # counts what caches have taken of the session's memory or given back, since recordings were made
-        )
+        self.age = 0  # counts how often a cache took memory of the session or gave it back
         self.num_recorded = self.num_put_off = 0
         self._pool = ThreadPoolExecutor(1, "edgespec cuda")  # its thread ends with it
 

@@ -24,8 +24,10 @@ HELD_OUT = 12  # each text of so many, where no prompts are kept aside
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """minutes: Of this run in all, the answers included. disk_bytes: For hidden states, at most.
+    """The wishes of a user for a training.
 
+    minutes: Of this run in all, the answers included.
+    disk_bytes: For hidden states, at most.
     own_share: Of the texts, those whose prompts the target writes itself.
     held_out: Prompts whose answers are not trained on, and say how often the head is right.
     """
@@ -68,7 +70,7 @@ class WorkFolder:
 
     @property
     def most_tokens(self) -> int:
-        """Of texts, as many as there may be hidden states of."""
+        """The number of tokens, of all texts together, whose hidden states the disk may take."""
         return self.options.disk_bytes // self.states.row_bytes
 
     @property
