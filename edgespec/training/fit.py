@@ -278,8 +278,8 @@ class Trainer:
     @contextmanager
     def _averaged(self) -> Iterator[None]:
         """Within, the weights are their means."""
-        self._swap()
         try:
+            self._swap()  # Ctrl-C comes behind it
             yield
         finally:
             self._swap()

@@ -227,6 +227,23 @@ def test_what_is_compared_and_goes_on_is_the_mean_of_the_weights(target: Path, t
         assert np.abs(after._arrays()[JOIN] - mean).max() < 1e-6
 
 
+def test_an_interruption_leaves_weights_and_means_in_their_places(target: Path, tmp_path: Path) -> None:
+    trainer, swap = small_trainer(target, tmp_path), Trainer._swap
+    with torch.no_grad():
+        trainer._weights[JOIN].add_(1.0)
+    before = trainer._arrays()[JOIN].copy()
+
+    def interrupted() -> None:
+        swap(trainer)
+        trainer._swap = lambda: swap(trainer)  # type: ignore[method-assign]
+        raise KeyboardInterrupt  # as a signal that was deferred
+
+    trainer._swap = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        trainer.compare()
+    assert np.array_equal(trainer._arrays()[JOIN], before)
+
+
 def test_prompts_are_trained_on_behind_what_all_begin_with() -> None:
     texts = [Text(np.array([1, 2, 3, *each], np.int32), 5) for each in ((4, 5, 6), (4, 6, 6), (4, 5, 9))]
     assert num_shared(texts) == 4
