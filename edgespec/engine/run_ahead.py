@@ -226,15 +226,16 @@ class RunAhead(Generic[Pass]):
 
         Args:
             max_ahead: MAX_AHEAD unless given.
-            is_prompt: Hand each pass over at once. Otherwise the generator calls hand_over when its next pass
-                begins: a reader that wakes before would compete with it for the interpreter.
+            is_prompt: Hand each pass over at once. Otherwise that is done with the first one alone, and the
+                generator calls hand_over when its next pass begins: a reader that wakes before would compete with
+                it for the interpreter, and one that wakes then, for a core with the pass.
         """
         self._passes = passes
         self._queue, self._ticket = queue, ticket
         self._max_ahead = MAX_AHEAD if max_ahead is None else max_ahead
         self._requests: SimpleQueue[_Asked | None] = SimpleQueue()  # None ends the thread
         self._made: SimpleQueue[Made[Pass]] = SimpleQueue()
-        self._is_prompt = is_prompt
+        self._is_prompt, self._is_first = is_prompt, True
         self._held: deque[Made[Pass]] = deque()  # not handed over yet
         # Released when there may be a pass. SimpleQueue.get(timeout=...) would do, but a signal that comes as the
         # timeout ends makes it wait for ever (CPython 3.11: the time left is negative, which means no timeout).
@@ -403,8 +404,9 @@ class RunAhead(Generic[Pass]):
         if result is None:
             return False
         self._held.append(Made(result))
-        if self._is_prompt:
+        if self._is_prompt or self._is_first:
             self.hand_over()
+        self._is_first = False
         return True
 
 

@@ -147,6 +147,15 @@ def test_a_chunk_is_handed_over_when_the_next_pass_begins(engine: Engine) -> Non
         assert len(list(answer)) == 2
 
 
+def test_the_first_pass_is_handed_over_before_the_next_one_begins() -> None:
+    """A reader that wakes as a pass begins on all cores waits for one of them."""
+    ahead = Reader(passes := Passes(2, stuck_at=1), is_prompt=False)
+    assert next(ahead) == 0
+    assert not passes.is_closed.is_set(), "it came with the end"
+    until(passes.is_stuck.is_set)
+    ahead.close()
+
+
 def test_an_error_comes_behind_the_passes_that_were_made() -> None:
     ahead = Reader(Passes(3, error=MemoryError("none")))
     assert list(islice(ahead, 3)) == [0, 1, 2]
