@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import edgespec
-from edgespec import CATALOG, UsageError
+from edgespec import UsageError
 from edgespec.cli.arguments import decode_argument, model_home
 from edgespec.system.console import info
 from edgespec.system.printable import one_line
@@ -59,7 +59,7 @@ def _read_pipe(options: argparse.Namespace) -> str:
     text = read_stdin()
     if not text.strip():
         word, home = options.model, model_home()
-        known = (*CATALOG, *home.names(), *home.presets.names())
+        known = (*edgespec.CATALOG, *home.names(), *home.presets.names())
         is_prompt = word.isalpha() and not options.named_model and not os.path.exists(word)
         is_prompt = is_prompt and not any(each.startswith(word) for each in known)
         advice = f"; if '{word}' is your prompt: edgespec chat -p {word}" if is_prompt else ""

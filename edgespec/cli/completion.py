@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import edgespec
-from edgespec import CATALOG, UsageError
+from edgespec import UsageError
 from edgespec.cli.arguments import attribute_name, model_home
 from edgespec.cli.parser import CommandParser
 from edgespec.config.drafter_names import SELF, TARGET, TEXT
@@ -30,10 +30,13 @@ def _print_script(options: argparse.Namespace) -> None:
     print(shellcode(["edgespec"], shell=options.shell), end="")
 
 
+def is_asked_by_shell() -> bool:
+    """True if a shell runs this process for completions, without arguments."""
+    return "_ARGCOMPLETE" in os.environ
+
+
 def answer_shell(parser: CommandParser, **settings: Any) -> None:
-    """Where a shell asks for completions, print them and exit; settings go to argcomplete."""
-    if "_ARGCOMPLETE" not in os.environ:
-        return
+    """Print the completions that a shell asks for, and exit; settings go to argcomplete."""
     import argcomplete
 
     for leaf in parser.leaves():
@@ -101,7 +104,7 @@ def _presets(**_: Any) -> Iterable[str]:
 
 def _models(**_: Any) -> Iterable[str]:
     of_ollama = (f"ollama:{name}" for name in edgespec.pulled_names())
-    return {*CATALOG, *_prepared_models(), *_presets(), *of_ollama}
+    return {*edgespec.CATALOG, *_prepared_models(), *_presets(), *of_ollama}
 
 
 def _drafters(**_: Any) -> Iterable[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import edgespec
-from edgespec import CATALOG, EdgeSpecError, UsageError, in_flags
+from edgespec import EdgeSpecError, UsageError, in_flags
 from edgespec.cli.arguments import attribute_name, is_given, model_home, print_result
 from edgespec.system.console import info, warn
 from edgespec.system.units import format_bytes
@@ -244,7 +244,7 @@ def _plan_alone(
     from edgespec.export.sources import read_source
 
     if view is None:
-        entry = CATALOG[part.source]
+        entry = edgespec.CATALOG[part.source]
         num_weights, size = entry.num_parameters, entry.fetch_bytes
         settings: dict[str, Any] = {"is_blocks": True, "fetch_bytes": size, "is_checked": is_checked}
         return estimate(part.source, part.precision, num_weights, size, form=part.form, **settings)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import edgespec
-from edgespec import CATALOG, EdgeSpecError, UsageError, in_flags
+from edgespec import EdgeSpecError, UsageError, in_flags
 from edgespec.cli.arguments import add_options, model_home, print_result
 from edgespec.cli.parser import CommandParser
 from edgespec.cli.table import table
@@ -162,7 +162,7 @@ def _pull(options: argparse.Namespace) -> None:
 
     name, precision = split_precision(options.model)
     wanted = {"path": (options.model, options.device, options.name)}
-    if (entry := CATALOG.get(name)) and entry.drafter and not options.no_drafter:
+    if (entry := edgespec.CATALOG.get(name)) and entry.drafter and not options.no_drafter:
         wanted["drafter"] = (entry.drafter, options.drafter_device, None)
     folders = {
         part: models.pull(

@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any, Literal
 
 from edgespec.system.split_files import whole_name
@@ -113,8 +114,8 @@ class CatalogEntry:
     def head(self) -> str | None:
         """A drafting head that was made for it, as --drafter takes it: of the hub, or mtp. None: none is known."""
         named = plain_name(self.source.repository if isinstance(self.source, HubRepository) else "")
-        names = [each.name for each in KNOWN_DRAFTERS if each.way == "import" and named in each.targets]
-        has_mtp = any(each.way == "mtp" and each.drafts_for({named}) for each in KNOWN_DRAFTERS)
+        names = [each.name for each in known_drafters() if each.way == "import" and named in each.targets]
+        has_mtp = any(each.way == "mtp" and each.drafts_for({named}) for each in known_drafters())
         return next(iter([*names, *["mtp"] * has_mtp]), None)
 
     @property
@@ -219,6 +220,6 @@ def _known(name: str, reported: tuple[dict[str, Any], ...] = (), **stated: Any) 
     return KnownDrafter(name=name, reported=tuple(Reported(**each) for each in reported), **stated)
 
 
-KNOWN_DRAFTERS = tuple(
-    _known(name, **stated) for name, stated in read_table(__file__, "known_drafters.toml").items()
-)
+@cache
+def known_drafters() -> tuple[KnownDrafter, ...]:
+    return tuple(_known(name, **stated) for name, stated in read_table(__file__, "known_drafters.toml").items())

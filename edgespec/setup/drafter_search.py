@@ -14,7 +14,7 @@ from edgespec.manifest import Manifest, read_manifest
 from edgespec.memory.estimate import BYTES_PER_WEIGHT, texts_bytes
 from edgespec.memory.free_memory import HOST
 from edgespec.runtimes.devices import nvidia_bytes
-from edgespec.setup.catalog import CATALOG, KNOWN_DRAFTERS, KnownDrafter, plain_name
+from edgespec.setup.catalog import CATALOG, KnownDrafter, known_drafters, plain_name
 from edgespec.setup.drafter_ranking import PossibleDrafter, Ranking, rank
 from edgespec.setup.drafting_target import (
     DraftingCosts,
@@ -335,7 +335,7 @@ def _find_models(
 def _find_known(target: DraftingTarget, paired: Iterable[ModelFolder]) -> Iterator[PossibleDrafter]:
     """Known drafters of a target, but for those that are in a pair already."""
     imported = {drafter.manifest.source.repository for drafter in paired}
-    for known in KNOWN_DRAFTERS:
+    for known in known_drafters():
         if known.name in imported or not known.drafts_for(target.names):
             continue
         if (found := describe_known(target, known)) is not None:

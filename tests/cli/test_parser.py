@@ -121,6 +121,7 @@ def test_a_command_by_itself_has_all_of_its_arguments() -> None:
         commands = command_parser(name).commands
         assert commands is not None
         assert [leaf.format_help() for leaf in commands.choices[name].leaves()] == helps[name]
+    assert command_parser("--help").format_help() == command_parser("-h").format_help() == whole.format_help()
 
 
 @pytest.mark.parametrize("columns", [80, 100, 200])

@@ -7,13 +7,13 @@ import pytest
 
 from edgespec.export.families import FAMILIES
 from edgespec.export.heads.dialects import DIALECTS
-from edgespec.setup.catalog import CATALOG, KNOWN_DRAFTERS, KnownDrafter, plain_name
+from edgespec.setup.catalog import CATALOG, KnownDrafter, known_drafters, plain_name
 from edgespec.setup.drafting_target import ExportSource, find_export_source
 from edgespec.setup.home import ModelHome
 from edgespec.setup.repository import parse_hub_id
 
-IMPORTED = [each for each in KNOWN_DRAFTERS if each.way == "import"]
-BY_NAME = {each.name: each for each in KNOWN_DRAFTERS}
+IMPORTED = [each for each in known_drafters() if each.way == "import"]
+BY_NAME = {each.name: each for each in known_drafters()}
 HEADS_PAGE = Path(__file__).parents[2] / "docs" / "heads.md"
 
 
@@ -35,7 +35,7 @@ def test_what_is_imported_is_of_a_format_that_is_read_and_for_a_family_that_is_e
     assert known.name in HEADS_PAGE.read_text("utf-8")
 
 
-@pytest.mark.parametrize("known", KNOWN_DRAFTERS, ids=name_of)
+@pytest.mark.parametrize("known", known_drafters(), ids=name_of)
 def test_a_report_is_of_a_target_of_the_drafter_and_its_figures_are_possible(known: KnownDrafter) -> None:
     for each in known.reported:
         assert known.drafts_for([each.of])
@@ -50,7 +50,7 @@ def test_a_report_is_of_a_target_of_the_drafter_and_its_figures_are_possible(kno
 
 def test_text_and_the_target_itself_draft_for_any_model_and_heads_for_their_own_alone() -> None:
     def found(name: str) -> list[str]:
-        return [each.name for each in KNOWN_DRAFTERS if each.drafts_for([name])]
+        return [each.name for each in known_drafters() if each.drafts_for([name])]
 
     anywhere = ["suffix", "self", "a head of your own"]
     assert found("anything") == anywhere
@@ -59,7 +59,7 @@ def test_text_and_the_target_itself_draft_for_any_model_and_heads_for_their_own_
     assert "BalajiAI/qwen2.5-0.5b.eagle3" not in found("qwen2.5-0.5b-instruct")
     assert "its layers for multi-token prediction" in found("mimo-7b-rl")
     assert "amd/PARD-Llama-3.2-1B" in found("meta-llama-3.1-8b-instruct")
-    assert [each.name for each in KNOWN_DRAFTERS if each.drafts_for([])] == anywhere
+    assert [each.name for each in known_drafters() if each.drafts_for([])] == anywhere
 
 
 def test_sizes_follow_from_the_shape_of_the_target() -> None:
