@@ -88,6 +88,67 @@ class _RunningJob:
             raise DrafterFault(f"its lane failed: {self.error!r}") from self.error
 
 
+class CallerLane:
+    """A lane in the thread that starts a job, which has ended when start() returns.
+
+    No thread has to be woken, which takes 0.2 ms of a draft of 1.5. Nothing bounds how long a job takes.
+    """
+
+    def __init__(self, name: str, clock: Clock = perf_counter) -> None:
+        self._name, self._clock = name, clock
+        self._run: _RunningJob | None = None
+        self.intervals: deque[Interval] = deque(maxlen=_MAX_INTERVALS)
+
+    def start(self, job: Job) -> None:
+        run = self._run = _RunningJob(job, self._clock())
+        started = run.begun_s
+        try:
+            for step in job.steps(run.cancel):
+                if run.cancel.is_set():
+                    break
+                now = self._clock()
+                run.done.append(step)
+                run.times.append(StepTime(run.begun_s, now))
+                run.begun_s = now
+        except Exception as error:  # raised again where the steps are asked for
+            run.error = None if run.cancel.is_set() else error
+        run.is_over = True
+        self.intervals.append(Interval(self._name, job.work, started, max(started, run.begun_s), len(run.done)))
+
+    def wait(self, num_steps: int, timeout_s: float | None = None) -> int:
+        return len(self.steps())
+
+    def steps(self, first: int = 0) -> list[tuple[Any, StepTime]]:
+        run = self._run
+        if run is None:
+            return []
+        run.require_sound()
+        return list(zip(run.done[first:], run.times[first:], strict=True))
+
+    def now(self) -> float:
+        return self._clock()
+
+    @property
+    def step_s(self) -> float:
+        run = self._run
+        return self._clock() - run.begun_s if run else 0.0
+
+    @property
+    def is_over(self) -> bool:
+        run = self._run
+        return run is None or run.is_over
+
+    def cancel(self) -> None:
+        run = self._run
+        if run is not None and not run.is_over:
+            run.cancel.set()
+            run.job.interrupt()
+
+    def stop(self) -> None:
+        self.cancel()
+        self._run = None
+
+
 class ThreadLane:
     """A lane in a thread of its own, which lives from the first job to stop()."""
 

@@ -28,6 +28,8 @@ OPTIMISM = 2.0
 MIN_GAIN = 1.06
 # A model that drafts goes on while it promises this much: by then its gain is no luck.
 MIN_GAIN_TO_STAY = 1.01
+# A draft of a model has to promise this much more than one from the text (docs/log/draft-policy.md).
+MIN_GAIN_OVER_TEXT = 1.06
 # A more involved schedule has to promise this much more than a simpler one: plans are not more exact than that.
 MIN_GAIN_OF_SCHEDULE = 1.03
 # Separate cores for target and drafter have to promise this much more than all cores shared.

@@ -23,6 +23,7 @@ from edgespec.draft.ahead_schedule import AheadSchedule
 from edgespec.draft.costs import PassCosts
 from edgespec.draft.draft_model import DraftCosts, DraftModelStats
 from edgespec.draft.drafter import Drafter, DraftRequest
+from edgespec.draft.limits import MIN_GAIN_OVER_TEXT
 from edgespec.draft.model_rates import ModelRates
 from edgespec.draft.model_source import ModelSource
 from edgespec.draft.option import NOTHING, DraftSource, Probes, Promise, TrialBudget, probe_budget
@@ -189,14 +190,25 @@ class MeasuredPolicy:
             drafter.expect_drafts(True)  # by the next answer
 
     def _choose(self, plain: Promise, options: Sequence[Promise], tokens: TokenIds) -> Promise:
-        """The best option that beats plain decoding, or one whose source is on trial."""
-        best = max(options, key=lambda option: option.rate, default=plain)
-        if best.rate <= best.min_gain * plain.rate and not best.is_ahead:
-            best = plain
+        """The best option that beats plain decoding, or one whose source is on trial.
+
+        A model's draft has to beat one from the text, which costs nothing, by a margin: of two estimates that are
+        nearly equal the one chosen is mostly the luckier, and a model's rests on its costs too.
+        """
+        free, best = (max(each, key=_rate, default=plain) for each in (filter(_is_free, options), options))
+        if free.rate <= free.min_gain * plain.rate:
+            free = plain
+        wanted = best.min_gain * plain.rate if free is plain else MIN_GAIN_OVER_TEXT * free.rate
+        if best is not free and best.rate <= wanted and not best.is_ahead:
+            best = free
         for option in sorted(options, key=_is_free):  # models first: they are tried for one token
             if option.source and (trial := option.source.trial(option, best, tokens)):
                 return trial
         return self._probes.choose(plain, best, options) or best
+
+
+def _rate(option: Promise) -> float:
+    return option.rate
 
 
 def _is_free(option: Promise) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from edgespec.decoding.acceptance import Acceptance, equality
 from edgespec.decoding.decoder import Decoder, ForwardingDecoder, Pass, Rows
-from edgespec.decoding.scheduler import DraftPolicy, Plain, speculative_decode
+from edgespec.decoding.scheduler import speculative_decode
 from edgespec.decoding.tree import NO_DRAFT, Tree, Worth
 from edgespec.draft.acceptance_rates import position_bucket
 from edgespec.draft.drafter import Drafter, DrafterCan, DraftRequest
@@ -88,13 +88,16 @@ class ModelDrafter(Drafter):
         worth = request.worth
         if worth is not None and worth.is_of_trees and self.can.trees and not request.with_distributions:
             return self._draft_tree(tokens, request, worth, sampler)
-        request = replace(request, worth=None)
+        min_probability = (
+            request.min_probability if request.num_tokens > 1 else 0.0
+        )  # the last token is kept anyhow
+        request = replace(request, worth=None, min_probability=min_probability)
         reached, chain = 1.0, NO_DRAFT
         with closing(self.guesses(tokens, request, sampler)) as guesses:
             for guess in guesses:
                 chain = chain.grown(step_of([guess], [len(chain.tokens) - 1]))
                 reached *= guess.probability
-                if reached < request.min_probability or request.cancel.is_set():
+                if reached < min_probability or request.cancel.is_set():
                     break
         return self.chain_draft(chain, request)
 
@@ -138,8 +141,28 @@ class ModelDrafter(Drafter):
         num_tokens = self.decoder.begin(tokens, num_tokens)
         if num_tokens < 1:
             return
-        own = _TrimmedDecoder(self.decoder, self.vocab_size)
-        policy: DraftPolicy = self.speculation.policy(clock=self.clock) if self.speculation else Plain()
+        if self.speculation:
+            yield from self._speculated(tokens, num_tokens, request, sampler, self.speculation)
+            return
+        text = tokens
+        for _ in range(num_tokens):
+            rows = self.decoder.run(Pass(text))
+            row = rows.logits[0, : self.vocab_size]
+            q = sampler.distribution(row, text) if request.with_distributions else None
+            token = sampler(row, text) if q is None else sampler.pick(q, len(text))
+            yield _guess(row, token, q, text, request, sampler, rows.confidence)
+            text = append(text, [token])
+
+    def _speculated(
+        self,
+        tokens: TokenIds,
+        num_tokens: int,
+        request: DraftRequest,
+        sampler: Sampler,
+        speculation: Speculation,
+    ) -> Generator[Guess, None, None]:
+        """num_tokens drafted tokens one by one, for which others draft in turn."""
+        own, policy = _TrimmedDecoder(self.decoder, self.vocab_size), speculation.policy(clock=self.clock)
         distributions: list[Distribution] = []
         accept = _equality_with(distributions) if request.with_distributions else equality
         text = tokens
@@ -152,8 +175,7 @@ class ModelDrafter(Drafter):
                     if len(text) - len(tokens) >= num_tokens:
                         return
         finally:
-            if self.speculation:
-                self.speculation.learn_from(policy)
+            speculation.learn_from(policy)
 
     def guesses_after(
         self, tokens: TokenIds, tree: Tree, tips: Sequence[int], request: DraftRequest, sampler: Sampler

@@ -11,7 +11,7 @@ from edgespec.draft.cross_vocabulary import TranslatedDecoder, respell
 from edgespec.draft.drafter import Drafter
 from edgespec.draft.drafter_sets import Candidate, DrafterSet, OpenModel, drafter_sets
 from edgespec.draft.lane_drafter import LaneDrafter
-from edgespec.draft.lanes import ThreadLane
+from edgespec.draft.lanes import CallerLane, Lane, ThreadLane
 from edgespec.draft.limits import MAX_BRANCHES
 from edgespec.draft.memory_watch import MemoryWatch
 from edgespec.draft.model_drafter import ModelDrafter
@@ -61,7 +61,9 @@ def open_chain(
     """
     device, schedule = placement.drafter_device, chain.schedule
     inner: list[Drafter] = make_text_drafters([chain.text] if chain.text else [])
-    lane = ThreadLane("drafter")
+    # Drivers of other devices may hang, and the lane's thread with them.
+    is_inline = schedule == "serial" and device.name == "cpu"
+    lane: Lane = CallerLane("drafter") if is_inline else ThreadLane("drafter")
     for served, model in reversed(list(zip([target, *chain.models], chain.models, strict=False))):
         translate = load_translation(served, model, report)
         is_first = served is target

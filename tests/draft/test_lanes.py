@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 from threads_left import wait_for_threads_since
 
-from edgespec.draft.lanes import Job, Lane, ThreadLane
+from edgespec.draft.lanes import CallerLane, Job, Lane, ThreadLane
 from edgespec.errors import DrafterFault
 from edgespec.simulation.schedules import VirtualLane
 from edgespec.system.cancel import Flag
@@ -26,7 +26,7 @@ def counting(num_steps: int, pause: Callable[[], object] = lambda: None) -> Call
 
 
 def lanes() -> list[Lane]:
-    return [ThreadLane("drafter"), VirtualLane("drafter", VirtualClock(), VirtualClock())]
+    return [ThreadLane("drafter"), CallerLane("drafter"), VirtualLane("drafter", VirtualClock(), VirtualClock())]
 
 
 def done(lane: Lane) -> list[int]:
@@ -39,7 +39,7 @@ def waited(lane: Lane, num_steps: int, timeout_s: float | None = None) -> list[i
     return done(lane)
 
 
-@pytest.mark.parametrize("lane", lanes(), ids=["thread", "virtual"])
+@pytest.mark.parametrize("lane", lanes(), ids=["thread", "caller", "virtual"])
 def test_steps_come_in_order_and_the_last_job_counts(lane: Lane) -> None:
     assert done(lane) == waited(lane, 3) == []
     for num_steps in (5, 9):
@@ -109,6 +109,31 @@ def test_an_error_is_raised_unless_its_job_is_cancelled(is_cancelled: bool) -> N
     lane.stop()
 
 
+def test_a_lane_of_the_caller_is_cancelled_from_another_thread_and_keeps_an_error_for_who_asks() -> None:
+    lane, interrupted = CallerLane("drafter"), Event()
+
+    def steps(cancel: Flag) -> Iterator[int]:
+        yield 0
+        start_new_thread(lane.cancel, ())
+        assert interrupted.wait(60)
+        assert cancel.is_set()
+        raise ValueError("interrupted")
+
+    lane.start(Job(steps, interrupt=interrupted.set))
+    assert waited(lane, 2) == [0], "what a cancelled job raises is nobody's"
+    assert lane.is_over
+
+    def broken(cancel: Flag) -> Iterator[int]:
+        raise ValueError("broken")
+        yield 0
+
+    lane.start(Job(broken))
+    with pytest.raises(DrafterFault, match="broken"):
+        lane.wait(1)
+    lane.start(Job(counting(2)))
+    assert waited(lane, 1) == [0, 1], "it can be used again"
+
+
 def test_a_wait_ends_at_its_timeout() -> None:
     lane, go = ThreadLane("drafter"), Event()
     lane.start(Job(counting(1, lambda: go.wait(60)), interrupt=go.set))
@@ -151,10 +176,11 @@ def test_work_ends_with_its_last_step_however_late_the_thread_goes_on() -> None:
     lane.stop()
 
 
-@pytest.mark.parametrize("is_virtual", [False, True])
-def test_a_lane_says_what_each_step_took(is_virtual: bool) -> None:
+@pytest.mark.parametrize("kind", ["thread", "caller", "virtual"])
+def test_a_lane_says_what_each_step_took(kind: str) -> None:
     clock, own = VirtualClock(), VirtualClock()
-    lane: Lane = VirtualLane("drafter", clock, own) if is_virtual else ThreadLane("drafter", own)
+    lanes = {"thread": ThreadLane("drafter", own), "caller": CallerLane("drafter", own)}
+    lane: Lane = lanes.get(kind) or VirtualLane("drafter", clock, own)
     lane.start(Job(counting(3, lambda: own.sleep(0.25))))
     assert waited(lane, 3) == [0, 1, 2]
     assert [time.ended_s - time.begun_s for _, time in lane.steps()] == [0.25, 0.25, 0.25]

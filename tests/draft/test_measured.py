@@ -1,6 +1,7 @@
 """The measured policy against a machine with known costs: seconds are made up, decisions are not."""
 
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from edgespec.draft.draft_model import DraftCosts, DraftModelStats
 from edgespec.draft.drafter import Drafter, DrafterCan, DraftRequest
 from edgespec.draft.measured import FixedLength, MeasuredPolicy
 from edgespec.draft.model_rates import ModelRates
+from edgespec.draft.option import DraftSource, Promise
 from edgespec.simulation.machines import Machine
 from edgespec.simulation.schedules import Scenario, run, virtual_devices
 from edgespec.system.clock import VirtualClock
@@ -215,6 +217,42 @@ def test_the_better_of_two_sources_is_heard(clock: VirtualClock) -> None:
     policy = policy_of(poor, good)
     alone = speed(policy_of(good), CPU, clock)
     assert speed(policy, CPU, clock) > 0.95 * alone
+
+
+class Promising:
+    """A source whose promises are made up."""
+
+    def __init__(self, *, is_free: bool) -> None:
+        self.drafter = Guesser(TRUTH, 0.5, ms=0.0 if is_free else 1.0, clock=VirtualClock())
+
+    def trial(self, option: Promise, best: Promise, tokens: TokenIds) -> None:
+        return None
+
+    hopeful = trial
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "chosen"),
+    [
+        (1.2, 1.25, "text"),
+        (1.2, 1.28, "model"),
+        (1.3, 1.2, "text"),
+        (1.02, 1.08, "model"),  # the text alone would not beat plain decoding by its own margin
+        (1.02, 1.05, "plain"),
+    ],
+)
+def test_a_model_drafts_where_it_promises_more_than_the_text_by_a_margin(
+    text: float, model: float, chosen: str
+) -> None:
+    sources = {name: Promising(is_free=name == "text") for name in ("text", "model")}
+    options = {
+        "plain": Promise(1.0),
+        "text": Promise(text, 1, cast(DraftSource, sources["text"]), min_gain=1.03),
+        "model": Promise(model, 1, cast(DraftSource, sources["model"]), min_gain=1.06),
+    }
+    policy = policy_of(sources["text"].drafter)
+    found = policy._choose(options["plain"], [options["text"], options["model"]], TRUTH[:1])
+    assert found is options[chosen]
 
 
 def test_free_sources_learn_though_another_is_run(clock: VirtualClock) -> None:
