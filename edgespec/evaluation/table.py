@@ -88,6 +88,9 @@ def _peer_lines(document: BenchDocument) -> Iterator[str]:
             f"{peer['name']} {peer['version']} ({peer['way']}): {speed}, {peer['same_answers']} of "
             f"{peer['answers']} answers equal, {figures.size_text(peer['peak_rss_bytes'])}{failure}"
         )
+    if any(peer["name"] == OWN_NAME for peer in document.get("peers", ())):
+        # docs/log/evaluation.md
+        yield "what is loaded first takes up to 12 % longer; to see it, exchange --drafter and --compare"
 
 
 def _more_lines(document: BenchDocument) -> Iterator[str]:

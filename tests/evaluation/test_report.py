@@ -202,6 +202,7 @@ def test_other_drafters_have_their_ratios_by_category(with_drafters: dict[str, A
     shown = table(with_drafters)
     assert "edgespec 1 (--drafter long/" in shown
     assert "1.25× (1.00–1.50) of plain; speculative is 1.10× (1.05–1.15) of it, 2 of 2 answers equal" in shown
+    assert "exchange --drafter and --compare" in shown
     (row,) = [line for line in shown.splitlines() if line.startswith("  …")]
     assert re.match(r"  …(/long)+/head +5\.0  1\.250     1\.00–1\.50         1\.50    50%  suffix 100%$", row)
     (tmp_path / "run.json").write_text(json.dumps(with_drafters))
