@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -55,7 +54,7 @@ def served(
                 sys.exit(f"the server did not start: {log.read()}")
             yield str(json.loads(line)["url"]), process
         finally:
-            process.send_signal(signal.SIGINT)
+            process.terminate()  # SIGINT is ignored by what a shell has started in the background
             process.wait(_STOP_S)
 
 
