@@ -29,7 +29,7 @@ def write_prefix(path: str | Path, decoder: Decoder) -> int:
     key, held = _require_key(decoder)
     tokens, values = held.read_prefix()
     if not len(tokens):
-        raise UsageError("the model has read nothing yet that could be kept; ask it something first")
+        raise UsageError("the model has read nothing yet that could be saved; ask it something first")
     try:
         require_disk_space(path.parent, values.nbytes + _OTHER_BYTES, _RESERVE_BYTES)
         with explain_write_errors(path.parent, values.nbytes), replacing(path) as file:
@@ -86,8 +86,8 @@ def _require_key(decoder: Decoder) -> tuple[str, Cache]:
     cache, key = decoder.cache, find_key(decoder)
     if cache is None or key is None:
         raise ModelError(
-            "what this model has read cannot be kept on the disk: that takes a model of edgespec's own form on "
-            "the CPU, without drafting heads or trees of drafts"
+            "what this model has read cannot be saved: that takes a model of edgespec's own form on the CPU, "
+            "without drafting heads or trees of drafts; load it with device='cpu' and drafter='suffix'"
         )
     return key, cache
 
@@ -96,7 +96,7 @@ def _require_whole(tokens: Any, values: npt.NDArray[Any], decoder: Decoder, cach
     num_tokens = len(tokens)
     if num_tokens > decoder.context_length:
         raise UsageError(
-            f"the kept text has {num_tokens} tokens, more than the context of {decoder.context_length}"
+            f"the saved text has {num_tokens} tokens, more than the context of {decoder.context_length}"
         )
     shape = (1, 1, num_tokens, cache.numbers_per_token)
     if tokens.dtype != np.int32 or tokens.ndim != 1 or not num_tokens:
