@@ -61,7 +61,7 @@ class LaneDrafter(Drafter):
 
     can_run_ahead: The lane may go on between two drafts; otherwise it drafts only while the target waits.
     max_rows: The most branches that a step drafts on from while the target verifies; 0 for the likeliest alone.
-    deadline_s: A draft that takes longer is a fault.
+    deadline_s: A draft that takes longer is a fault, where the lane has a thread of its own.
     """
 
     drafter: ModelDrafter
@@ -181,7 +181,8 @@ class LaneDrafter(Drafter):
 
         self._forget()
         self.lane.start(Job(steps, DRAFT, self.drafter.decoder.interrupt))
-        return self.lane.steps()[0][0] if self._wait(1) else NO_DRAFT
+        found = self.lane.steps() if self._wait(1) else []
+        return found[0][0] if found else NO_DRAFT  # the lane may be stopped meanwhile
 
     def _wait_for_tokens(self, tokens: TokenIds, request: DraftRequest) -> Tree:
         """The guesses after tokens, once there are enough, or no more will come, or the time is up."""

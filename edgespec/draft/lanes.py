@@ -7,7 +7,7 @@ if it can be interrupted. Knows nothing of drafts.
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from threading import Condition, RLock, Thread
+from threading import Condition, Lock, RLock, Thread
 from time import monotonic, perf_counter, sleep
 from typing import Any, NamedTuple, Protocol
 
@@ -97,6 +97,7 @@ class CallerLane:
     def __init__(self, name: str, clock: Clock = perf_counter) -> None:
         self._name, self._clock = name, clock
         self._run: _RunningJob | None = None
+        self._ending = Lock()  # nothing is interrupted once the job is over
         self.intervals: deque[Interval] = deque(maxlen=_MAX_INTERVALS)
 
     def start(self, job: Job) -> None:
@@ -112,10 +113,13 @@ class CallerLane:
                 run.begun_s = now
         except Exception as error:  # raised again where the steps are asked for
             run.error = None if run.cancel.is_set() else error
-        run.is_over = True
+        with self._ending:
+            run.is_over = True
         self.intervals.append(Interval(self._name, job.work, started, max(started, run.begun_s), len(run.done)))
+        del run  # whose error refers to this frame, and so to all that the callers hold
 
     def wait(self, num_steps: int, timeout_s: float | None = None) -> int:
+        """The number of finished steps, at once: there will be no more."""
         return len(self.steps())
 
     def steps(self, first: int = 0) -> list[tuple[Any, StepTime]]:
@@ -139,10 +143,11 @@ class CallerLane:
         return run is None or run.is_over
 
     def cancel(self) -> None:
-        run = self._run
-        if run is not None and not run.is_over:
-            run.cancel.set()
-            run.job.interrupt()
+        with self._ending:
+            run = self._run
+            if run is not None and not run.is_over:
+                run.cancel.set()
+                run.job.interrupt()
 
     def stop(self) -> None:
         self.cancel()

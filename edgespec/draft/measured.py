@@ -193,7 +193,8 @@ class MeasuredPolicy:
         """The best option that beats plain decoding, or one whose source is on trial.
 
         A model's draft has to beat one from the text, which costs nothing, by a margin: of two estimates that are
-        nearly equal the one chosen is mostly the luckier, and a model's rests on its costs too.
+        nearly equal the one chosen is mostly the luckier, and a model's rests on its costs too. One that drafts
+        while the target verifies has been compared by its schedule.
         """
         free, best = (max(each, key=_rate, default=plain) for each in (filter(_is_free, options), options))
         if free.rate <= free.min_gain * plain.rate:

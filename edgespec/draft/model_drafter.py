@@ -88,9 +88,8 @@ class ModelDrafter(Drafter):
         worth = request.worth
         if worth is not None and worth.is_of_trees and self.can.trees and not request.with_distributions:
             return self._draft_tree(tokens, request, worth, sampler)
-        min_probability = (
-            request.min_probability if request.num_tokens > 1 else 0.0
-        )  # the last token is kept anyhow
+        # Of a draft of one token the probability decides nothing: the draft ends behind it.
+        min_probability = request.min_probability if request.num_tokens > 1 else 0.0
         request = replace(request, worth=None, min_probability=min_probability)
         reached, chain = 1.0, NO_DRAFT
         with closing(self.guesses(tokens, request, sampler)) as guesses:
@@ -146,7 +145,7 @@ class ModelDrafter(Drafter):
             return
         text = tokens
         for _ in range(num_tokens):
-            rows = self.decoder.run(Pass(text))
+            rows = self.decoder.run(Pass(text, num_prompt=len(tokens)))
             row = rows.logits[0, : self.vocab_size]
             q = sampler.distribution(row, text) if request.with_distributions else None
             token = sampler(row, text) if q is None else sampler.pick(q, len(text))

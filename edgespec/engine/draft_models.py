@@ -61,7 +61,7 @@ def open_chain(
     """
     device, schedule = placement.drafter_device, chain.schedule
     inner: list[Drafter] = make_text_drafters([chain.text] if chain.text else [])
-    # Drivers of other devices may hang, and the lane's thread with them.
+    # The driver of another device may hang: then a thread of the lane's own does, and not the answer's.
     is_inline = schedule == "serial" and device.name == "cpu"
     lane: Lane = CallerLane("drafter") if is_inline else ThreadLane("drafter")
     for served, model in reversed(list(zip([target, *chain.models], chain.models, strict=False))):

@@ -87,7 +87,7 @@ def _require_key(decoder: Decoder) -> tuple[str, Cache]:
     if cache is None or key is None:
         raise ModelError(
             "what this model has read cannot be saved: that takes a model of edgespec's own form on the CPU, "
-            "without drafting heads or trees of drafts; load it with device='cpu' and drafter='suffix'"
+            "without drafting heads or trees of drafts; load such a model with device='cpu', drafter='suffix'"
         )
     return key, cache
 

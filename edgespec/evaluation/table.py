@@ -90,7 +90,7 @@ def _peer_lines(document: BenchDocument) -> Iterator[str]:
         )
     if any(peer["name"] == OWN_NAME for peer in document.get("peers", ())):
         # docs/log/evaluation.md
-        yield "what is loaded first takes up to 12 % longer; to see it, exchange --drafter and --compare"
+        yield "what is loaded first may take up to 12 % longer; to see it, exchange --drafter and --compare"
 
 
 def _more_lines(document: BenchDocument) -> Iterator[str]:

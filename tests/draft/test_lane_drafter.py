@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from edgespec.draft.costs import PassCosts
 from edgespec.draft.draft_model import UNKNOWN_WORTH, DraftCosts, DraftModelStats, RowCosts
 from edgespec.draft.drafter import Drafter, DraftRequest
 from edgespec.draft.lane_drafter import LaneDrafter
-from edgespec.draft.lanes import Lane, ThreadLane
+from edgespec.draft.lanes import CallerLane, Lane, ThreadLane
 from edgespec.draft.limits import MAX_BRANCHES
 from edgespec.draft.measured import FixedLength, MeasuredPolicy
 from edgespec.draft.model_drafter import ModelDrafter
@@ -209,15 +209,25 @@ class Failing(TableDecoder):
         """Nothing to end."""
 
 
-@pytest.mark.parametrize("is_stuck", [False, True])
-@pytest.mark.parametrize("can_run_ahead", [False, True])
-def test_a_fault_in_the_lane_reaches_the_caller_and_leaves_no_thread(can_run_ahead: bool, is_stuck: bool) -> None:
+@pytest.mark.parametrize(
+    ("can_run_ahead", "is_stuck", "kind"),
+    [
+        (False, False, ThreadLane),
+        (False, True, ThreadLane),
+        (True, False, ThreadLane),
+        (True, True, ThreadLane),
+        (False, False, CallerLane),
+    ],
+)
+def test_a_fault_in_the_lane_reaches_the_caller_and_leaves_no_thread(
+    can_run_ahead: bool, is_stuck: bool, kind: Callable[[str], Lane]
+) -> None:
     Failing.num_passes, Failing.is_stuck = 0, is_stuck
     Failing.go = threading.Event()
     target = TableDecoder(VOCAB, 5)
     drafter = ModelDrafter(Failing(VOCAB, 5), VOCAB)
     deadline_s = 0.2 if is_stuck else 60.0  # a busy machine may take longer to a fault than the first
-    ahead = LaneDrafter(drafter, ThreadLane("drafter"), can_run_ahead, deadline_s=deadline_s)
+    ahead = LaneDrafter(drafter, kind("drafter"), can_run_ahead, deadline_s=deadline_s)
     before = set(threading.enumerate())
     with pytest.raises(DrafterFault, match=r"0\.2 s" if is_stuck else "a broken weight"):
         text(target, GumbelSampler(SamplingParams()), FixedLength([ahead], 4), 100)

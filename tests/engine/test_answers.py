@@ -27,7 +27,7 @@ from threads_left import wait_for_threads_since
 from edgespec import AnswerStream, Chunk, Completion, Engine, Reply, SamplingParams
 from edgespec.draft.drafter_sets import Candidate, OpenModel, drafter_sets
 from edgespec.draft.lane_drafter import LaneDrafter
-from edgespec.draft.lanes import ThreadLane
+from edgespec.draft.lanes import CallerLane, Lane, ThreadLane
 from edgespec.draft.model_drafter import ModelDrafter
 from edgespec.draft.pool import DrafterPool
 from edgespec.draft.speculation import Speculation
@@ -377,11 +377,15 @@ def test_signals_do_not_stop_the_wait_from_repeating_an_interrupt(
         signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(
+    ("ahead", "kind"),
+    [(False, ThreadLane), (True, ThreadLane), (False, CallerLane)],
+    ids=["serial", "ahead", "caller"],
+)
 def test_cancelling_ends_a_draft_for_which_the_target_waits(
-    engine_of: EngineOf, whole: tuple[int, ...], ahead: bool
+    engine_of: EngineOf, whole: tuple[int, ...], ahead: bool, kind: Callable[[str], Lane]
 ) -> None:
-    stuck, lane = StuckDecoder(0), ThreadLane("drafter")
+    stuck, lane = StuckDecoder(0), kind("drafter")
     decoder = SubsetDecoder(stuck, np.arange(tiny.VOCAB, dtype=np.int32), tiny.VOCAB) if ahead else stuck
     drafter = LaneDrafter(ModelDrafter(decoder, tiny.VOCAB, "near"), lane, ahead)
     candidate = Candidate("near", {}, lambda cancel, report: OpenModel(drafter, stuck, lane))
