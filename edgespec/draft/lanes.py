@@ -87,6 +87,22 @@ class _RunningJob:
         if self.error is not None:
             raise DrafterFault(f"its lane failed: {self.error!r}") from self.error
 
+    def add(self, step: Any, ended_s: float) -> None:
+        """Count a step that has ended; the next one begins."""
+        self.done.append(step)
+        self.times.append(StepTime(self.begun_s, ended_s))
+        self.begun_s = ended_s
+
+    def steps(self, first: int) -> list[tuple[Any, StepTime]]:
+        self.require_sound()
+        return list(zip(self.done[first:], self.times[first:], strict=True))
+
+    def end(self) -> None:
+        """End the job, unless it is over."""
+        if not self.is_over:
+            self.cancel.set()
+            self.job.interrupt()
+
 
 class CallerLane:
     """A lane in the thread that starts a job, which has ended when start() returns.
@@ -107,10 +123,7 @@ class CallerLane:
             for step in job.steps(run.cancel):
                 if run.cancel.is_set():
                     break
-                now = self._clock()
-                run.done.append(step)
-                run.times.append(StepTime(run.begun_s, now))
-                run.begun_s = now
+                run.add(step, self._clock())
         except Exception as error:  # raised again where the steps are asked for
             run.error = None if run.cancel.is_set() else error
         with self._ending:
@@ -124,10 +137,7 @@ class CallerLane:
 
     def steps(self, first: int = 0) -> list[tuple[Any, StepTime]]:
         run = self._run
-        if run is None:
-            return []
-        run.require_sound()
-        return list(zip(run.done[first:], run.times[first:], strict=True))
+        return run.steps(first) if run else []
 
     def now(self) -> float:
         return self._clock()
@@ -144,10 +154,8 @@ class CallerLane:
 
     def cancel(self) -> None:
         with self._ending:
-            run = self._run
-            if run is not None and not run.is_over:
-                run.cancel.set()
-                run.job.interrupt()
+            if self._run:
+                self._run.end()
 
     def stop(self) -> None:
         self.cancel()
@@ -189,10 +197,7 @@ class ThreadLane:
 
     def steps(self, first: int = 0) -> list[tuple[Any, StepTime]]:
         with self._lock:
-            if self._run is None:
-                return []
-            self._run.require_sound()
-            return list(zip(self._run.done[first:], self._run.times[first:], strict=True))
+            return self._run.steps(first) if self._run else []
 
     def now(self) -> float:
         return self._clock()
@@ -222,9 +227,8 @@ class ThreadLane:
             _join(worker)  # a thread that hangs is left running: it holds nothing that others wait for
 
     def _cancel(self) -> None:
-        if self._run is not None and not self._run.is_over:
-            self._run.cancel.set()
-            self._run.job.interrupt()
+        if self._run:
+            self._run.end()
 
     def _work(self) -> None:
         worker, last = self._worker, None
@@ -245,10 +249,7 @@ class ThreadLane:
                 with self._lock:
                     if run.cancel.is_set():
                         break
-                    now = self._clock()
-                    run.done.append(step)
-                    run.times.append(StepTime(run.begun_s, now))
-                    run.begun_s = now
+                    run.add(step, self._clock())
                     # Waking a thread takes time from both: once for all steps that it waits for.
                     if len(run.done) >= run.num_wanted:
                         self._changed.notify_all()
