@@ -270,10 +270,10 @@ def _think(session: ChatSession, argument: str) -> None:
         session.thinking_view = argument
     elif argument == "-1":
         conversation.thinking_budget = None
-    elif number := whole_number(argument):
+    elif argument.isascii() and argument.isdigit():
         if not session.engine.can_think:
             raise UsageError(f"{one_line(session.engine.manifest.name)} does not reason before it answers")
-        conversation.thinking_budget = number
+        conversation.thinking_budget = whole_number(argument)
     elif argument:
         raise UsageError(
             f"/think takes on, off, auto, {', '.join(THINKING_VIEWS)}, a number of tokens, or -1 for no limit"

@@ -94,7 +94,7 @@ class ChatSession:
         """Find out what the text of an answer begins with."""
         engine, conversation, self.is_continued = self.engine, self.conversation, bool(reply.begun)
         self.opens_reasoning = not reply.begun and engine.opens_reasoning(
-            conversation.sent, thinking=conversation.thinking
+            conversation.sent, thinking=conversation.thinking, response_format=conversation.response_format
         )
 
     @property
@@ -160,7 +160,7 @@ class ChatSession:
             before.close()
             try:
                 self.conversation.engine = self._open(model, drafter)
-            except EdgeSpecError:
+            except BaseException:  # Ctrl-C too
                 self.conversation.engine = self.open_engine(self.model, self.drafter)
                 raise
         self.model, self.drafter = model, drafter

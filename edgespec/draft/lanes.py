@@ -7,7 +7,7 @@ if it can be interrupted. Knows nothing of drafts.
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from threading import Condition, Lock, RLock, Thread
+from threading import Condition, RLock, Thread
 from time import monotonic, perf_counter, sleep
 from typing import Any, NamedTuple, Protocol
 
@@ -113,7 +113,8 @@ class CallerLane:
     def __init__(self, name: str, clock: Clock = perf_counter) -> None:
         self._name, self._clock = name, clock
         self._run: _RunningJob | None = None
-        self._ending = Lock()  # nothing is interrupted once the job is over
+        # Nothing is interrupted once the job is over; a signal handler may cancel within another cancel.
+        self._ending = RLock()
         self.intervals: deque[Interval] = deque(maxlen=_MAX_INTERVALS)
 
     def start(self, job: Job) -> None:

@@ -28,6 +28,7 @@ from edgespec.engine.request import (
     AnswerOptions,
     Settings,
     answer_settings,
+    is_any_text,
     lists_options,
     require_embedding_model,
 )
@@ -415,11 +416,16 @@ class Engine:
         thinking: bool | None = None,
         template_options: Mapping[str, Any] | None = None,
         prefill: str = "",
+        response_format: Mapping[str, Any] | None = None,
     ) -> bool:
         """True if an answer begins in the reasoning, so that it has only the mark of its end.
 
-        The chat template begins it, or the beginning of the answer that is given.
+        The chat template begins it, or the beginning of the answer that is given. An answer that has to match a
+        format, of a preset too, has none.
         """
+        of_preset = self.preset.answer_options.get("response_format") if self.preset else None
+        if not (prefill or is_any_text(response_format or of_preset)):
+            return False
         options = {"thinking": thinking, "template_options": template_options}
         return self._requests.reasoning.opens(prompt, prefill, options)
 

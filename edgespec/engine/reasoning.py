@@ -271,9 +271,14 @@ class ModelReasoning:
         closed = append(encode(thought.rstrip()), self._closing())
         return PlacedBeginning(append(prompt, closed), rest.lstrip(), is_open=False)
 
-    def begin_answer(self, prompt: TokenIds) -> TokenIds:
-        """The prompt of an answer that has to begin with its text, without reasoning."""
-        return self._place_by_tokens(prompt, "").prompt if self._has_channels else prompt
+    def begin_answer(self, prompt: TokenIds, *, has_tools: bool) -> TokenIds:
+        """The prompt of an answer that has to match a format from its first token, and so has no reasoning.
+
+        has_tools: It may also be a call, for which some models have a channel of its own.
+        """
+        if self._has_channels:
+            return prompt if has_tools else self._place_by_tokens(prompt, "").prompt
+        return append(prompt, self._closing()) if self.is_open(prompt) else prompt
 
     def bounded(self, request: Request, num_tokens: int) -> Request:
         """The request, with an end to the reasoning of its answer after num_tokens."""

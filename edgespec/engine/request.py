@@ -216,9 +216,12 @@ class AnswerSettings:
 
     @property
     def format(self) -> Mapping[str, Any] | None:
-        """The format of the answer, as response_format states it. Raises FormatError: schema is none."""
+        """The format of the answer, as response_format states it; None for any text.
+
+        Raises FormatError: schema is none.
+        """
         if self.schema is None:
-            return self.response_format
+            return None if is_any_text(self.response_format) else self.response_format
         return {"type": "json_schema", "schema": read_schema(self.schema)}
 
     @property
@@ -376,6 +379,13 @@ def check_texts(name: str, given: str | Sequence[str] | None) -> Sequence[str]:
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise UsageError(f"{name} is {given!r}; wanted one or several texts")
     return texts
+
+
+def is_any_text(response_format: object) -> bool:
+    """True if a response_format leaves an answer free: there is none, or it is of the type text."""
+    return response_format is None or (
+        isinstance(response_format, Mapping) and response_format.get("type") == "text"
+    )
 
 
 def require_format(stated: Mapping[str, Any]) -> None:

@@ -105,8 +105,8 @@ class RequestReader:
         opens_reasoning = may_open and self.reasoning.is_open(tokens)
         if isinstance(given, str) and given and not options.raw:
             tokens, given, opens_reasoning = self.reasoning.place(tokens, given)
-        elif wanted is not None and use is None and not (options.raw or is_ids(prompt)):
-            tokens = self.reasoning.begin_answer(tokens)
+        elif wanted is not None and not (options.raw or is_ids(prompt)):
+            tokens, opens_reasoning = self.reasoning.begin_answer(tokens, has_tools=use is not None), False
         begun = np.zeros(0, np.int32) if given is None else encoder.encode_prefill(given)
         if not isinstance(given, str) and len(begun):
             opens_reasoning = False

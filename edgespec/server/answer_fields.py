@@ -73,7 +73,8 @@ def sampling_of(asked: SamplingFields, engine: Engine, limits: Limits, index: in
     if stated.get("top_k") == -1:  # as other servers say "all"
         stated["top_k"] = 0
     # Without a seed each answer is another one, as clients expect.
-    seed = secrets.randbits(53) if asked.seed is None else asked.seed
+    of_preset = engine.preset.sampling.get("seed") if engine.preset else None
+    seed = next((seed for seed in (asked.seed, of_preset) if seed is not None), secrets.randbits(53))
     return replace(
         engine.model_sampling or SamplingParams(),
         **{name: value for name, value in stated.items() if value is not None},
@@ -301,7 +302,11 @@ class StatedTalk(NamedTuple):
         if use := self.use:
             options |= {"tools": use.tools, "tool_choice": use.choice, "parallel_tool_calls": use.is_parallel}
         opens_reasoning = engine.opens_reasoning(
-            self.messages, thinking=thinking, template_options=template_options, prefill=self.prefill
+            self.messages,
+            thinking=thinking,
+            template_options=template_options,
+            prefill=self.prefill,
+            response_format=self.format and self.format.value,
         )
         return [
             AnswerRequest(

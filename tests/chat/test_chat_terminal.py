@@ -519,6 +519,7 @@ def test_reasoning_is_dimmed_folded_hidden_switched_off_and_bounded(tmp_path: Pa
     answers_whole = terminal.position
     terminal.ask("why", "drafting is off")
     assert "which is its budget" not in terminal.written[answers_whole:]
+    terminal.ask("/think 0", "at most 0 tokens")
     terminal.ask("/think -1", "no limit")
     terminal.ask("/think off")
     terminal.ask("why", "BRIEF")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rule_chat import RuleEngine
 
-from edgespec import ModelError, ToolCall, UsageError
+from edgespec import MemoryExhausted, ModelError, ToolCall, UsageError
 from edgespec.chat.call_text import brief_result, describe_steps, format_call
 from edgespec.chat.commands import run_command
 from edgespec.chat.loop import answer_once
@@ -253,6 +253,24 @@ def test_another_model_without_tools_is_refused(make: Make) -> None:
     assert session.model == "rule"
     with pytest.raises(ModelError):
         require_tools(other)
+
+
+def test_ctrl_c_while_another_model_is_opened_in_place_of_this_one_leaves_the_chat_with_a_model(
+    make: Make,
+) -> None:
+    session, again = make({}), RuleEngine({})
+    opened: list[Any] = [MemoryExhausted("too large"), KeyboardInterrupt(), again]
+
+    def open_engine(model: str, drafter: str) -> Any:
+        if isinstance(found := opened.pop(0), BaseException):
+            raise found
+        return found
+
+    session.open_engine = open_engine
+    with pytest.raises(KeyboardInterrupt):
+        session.switch_engine("other", "none")
+    assert session.engine is again  # type: ignore[comparison-overlap]
+    assert (session.model, opened) == ("rule", [])
 
 
 @pytest.mark.parametrize(

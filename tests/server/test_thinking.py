@@ -70,6 +70,19 @@ def test_reasoning_is_a_field_of_its_own(served: Served) -> None:
     assert (found["reasoning_content"], found["content"]) == ("Let me see.", "Yes, 4.")
 
 
+def test_what_has_to_match_a_format_is_the_answer(served: Served) -> None:
+    schema = {"const": 4}
+    found = message(served, response_format={"type": "json_schema", "json_schema": {"schema": schema}})
+    assert (found["content"], "reasoning_content" in found) == ("4", False)
+    document = {"model": "tiny", "input": "2 + 2?", "text": {"format": {"type": "json_schema", "schema": schema}}}
+    (item,) = served.post(RESPONSES, document).json()["output"]
+    assert (item["type"], item["content"][0]["text"]) == ("message", "4")
+
+
+def test_a_format_that_is_any_text_changes_nothing(served: Served) -> None:
+    assert message(served, response_format={"type": "text"}, thinking_budget=99) == message(served)
+
+
 def test_reasoning_that_never_ends_is_no_answer(served: Served) -> None:
     found = message(served, "short")
     assert (found["reasoning_content"], found["content"]) == ("Only this", "")
