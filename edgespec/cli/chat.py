@@ -164,7 +164,8 @@ def _chat(options: argparse.Namespace) -> int:
             response_format=wanted,
             tools=box.tools if box else None,
         )
-        conversation.thinking = options.think
+        if options.think is not None:
+            conversation.thinking = options.think
         engines.callback(lambda: conversation.engine.close())  # looked up at the end: /model replaces it
         if last:
             _resume(conversation, last, options, stated)
@@ -283,7 +284,8 @@ def _sampling(
         if is_asked_for and options.model_sampling:
             why = "--exact is for greedy text" if options.exact else f"the files of {name} suggest no sampling"
             info(f"{why}; --model-sampling has no effect")
-        return edgespec.SamplingParams(**stated)
+        of_preset = engine.preset.sampling if engine.preset and not options.exact else {}
+        return edgespec.SamplingParams(**{**of_preset, **stated})
     sampling = replace(suggested, **stated)
     if is_asked_for:
         values = {option: getattr(sampling, attribute_name(option)) for option in SAMPLING_OPTIONS}

@@ -1,8 +1,9 @@
 """Presets through the command line, load and the server."""
 
 import json
+import shutil
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from edgespec.cli.main import main
 from edgespec.config.presets import PresetFolder, parse_preset, read_modelfile
 from edgespec.server.limits import Limits
 from edgespec.server.model_names import ModelNames
+from edgespec.system.file_hashes import file_record
 
 MODELFILE = """FROM tiny
 PARAMETER temperature 0.7
@@ -186,12 +188,36 @@ def test_chat_answers_by_a_preset_before_what_is_configured(
     messages = [Message("system", "in the"), *EXAMPLES, Message("user", "the an")]
     wanted = plain.generate(messages, sampling=SAMPLING, max_tokens=9).text
     for name in (["poet"], []):
-        code, out, _ = run(capsys, "chat", *name, "--prompt", "the an", "--json", "--no-history")
-        assert (code, json.loads(out)["text"]) == (0, wanted)
+        for of_model in ([], ["--no-model-sampling"]):
+            code, out, _ = run(capsys, "chat", *name, "--prompt", "the an", "--json", "--no-history", *of_model)
+            assert (code, json.loads(out)["text"]) == (0, wanted)
     stated = ["--system", "an", "--temperature", 0, "--max-tokens", 4]
     _, out, _ = run(capsys, "chat", "poet", "--prompt", "the an", "--json", "--no-history", *stated)
     messages[0] = Message("system", "an")
     assert json.loads(out)["text"] == plain.generate(messages, max_tokens=4, temperature=0.0).text
+
+
+def test_a_preset_says_whether_to_reason_where_the_command_line_does_not(
+    capsys: pytest.CaptureFixture[str], home: Path, tiny_model: Path
+) -> None:
+    folder = home / "models" / "thinker"
+    shutil.copytree(tiny_model, folder)
+    template = (
+        "{{ messages[0].content }}{% if enable_thinking is defined and not enable_thinking %} the{% endif %}"
+    )
+    (folder / "chat_template.jinja").write_text(template)
+    manifest = json.loads((folder / "edgespec.json").read_text())
+    manifest["chat_template"] = "chat_template.jinja"
+    manifest["files"]["chat_template.jinja"] = asdict(file_record(folder / "chat_template.jinja"))
+    (folder / "edgespec.json").write_text(json.dumps(manifest))
+    assert main(["preset", "create", "brief", "--from", "thinker", "--no-think", "--max-tokens", "3"]) == 0
+    capsys.readouterr()
+    lengths = []
+    for stated in ([], ["--no-think"], ["--think"]):
+        code, out, err = run(capsys, "chat", "brief", "--prompt", "an", "--json", "--no-history", *stated)
+        assert code == 0, err
+        lengths.append(json.loads(out)["prompt_tokens"])
+    assert lengths[0] == lengths[1] > lengths[2]
 
 
 def test_a_preset_may_have_a_drafter_a_context_and_a_schema(
@@ -291,6 +317,8 @@ def test_clients_name_a_preset_as_a_model(home: Path, plain: Engine) -> None:
         answer = served.post("/v1/chat/completions", seeded).json()
         assert answer["choices"][0]["message"]["content"] == wanted.text
         assert (answer["model"], answer["usage"]["prompt_tokens"]) == ("poet", wanted.prompt_tokens)
+        repeated = served.post("/v1/chat/completions", asked).json()
+        assert repeated["choices"][0]["message"]["content"] == wanted.text, "by the seed of the preset"
         ollama = {**asked, "stream": False, "options": {"seed": 5}}
         assert served.post("/api/chat", ollama).json()["message"]["content"] == wanted.text
         for route in ("chat", "generate"):
