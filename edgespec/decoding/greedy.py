@@ -11,7 +11,7 @@ alone would not do: keys and values that come from wide passes change a lead abo
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
@@ -93,16 +93,27 @@ class PlainChoices(ForwardingDecoder):
     It reads the prompt itself, alone and from its start: what the cache holds of it may come from other passes.
     """
 
-    def __init__(self, decoder: Decoder, sampler: GumbelSampler, largest_change: float) -> None:
-        """largest_change: The most by which the cut of a text into passes changes the lead of a token.
+    def __init__(
+        self,
+        decoder: Decoder,
+        sampler: GumbelSampler,
+        largest_change: float,
+        times_given: Callable[[], int] = lambda: 1,
+    ) -> None:
+        """Reads nothing yet.
 
-        A repetition penalty scales some logits and not others, so that what moves all alike moves a lead too.
-        Every token is decided again then.
+        Args:
+            largest_change: The most by which the cut of a text into passes changes the lead of a token. A
+                repetition penalty scales some logits and not others, so that what moves all alike moves a lead
+                too. Every token is decided again then.
+            times_given: How often the answer was given a cache, in which only the first time all is its own.
         """
         super().__init__(decoder)
         self._sampler = sampler
         self._largest_change = largest_change if sampler.params.repetition_penalty == 1.0 else inf
         self._num_plain = 0  # positions at the start of the cache that plain decoding would fill alike
+        self._num_prompt = 0
+        self._times_given, self._num_given = times_given, 0
         self.reruns = Reruns()
 
     @property
@@ -126,20 +137,26 @@ class PlainChoices(ForwardingDecoder):
         return Rows(rows)
 
     def _run(self, given: Pass) -> Logits:
-        if not self._num_plain:
-            return self._read_prompt(given)
+        if not self._num_prompt:
+            return self._read_first(given)
+        if self._num_given != self._times_given():
+            self._read_prompt(given.tokens[: self._num_prompt])
         is_plain = given.num_rows == 1 and self._num_plain == len(given.tokens) - 1
         rows = self._decoder.run(given).logits
         if is_plain:
             self._num_plain = len(given.tokens)
         return rows
 
-    def _read_prompt(self, given: Pass) -> Logits:
+    def _read_prompt(self, prompt: TokenIds) -> Logits:
+        empty_cache(self._decoder, prompt)
+        self._num_given = self._times_given()
+        row = self._decoder.logits(prompt, 1)
+        self._num_plain = self._num_prompt = len(prompt)
+        return row
+
+    def _read_first(self, given: Pass) -> Logits:
         tokens, num_rows = given.tokens, given.num_rows
-        empty_cache(self._decoder, tokens)
-        prompt = tokens[: len(tokens) - num_rows + 1]
-        first = self._decoder.logits(prompt, 1)
-        self._num_plain = len(prompt)
+        first = self._read_prompt(tokens[: len(tokens) - num_rows + 1])
         if num_rows == 1:
             return first
         first = first.copy()  # the next pass may overwrite it

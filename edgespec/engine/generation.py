@@ -187,7 +187,8 @@ class Generation:
         answering = drafters.learner.answering() if drafters.learner else nullcontext()
         with self._reporting(policy, writer), answering as log, fast as ahead:
             accept = drafters.speculation.accept
-            plain = None if self.model.near_tie is None else PlainChoices(target, sampler, self.model.near_tie)
+            near_tie = self.model.near_tie
+            plain = None if near_tie is None else PlainChoices(target, sampler, near_tie, lambda: ticket.num_given)
             decoder = plain or with_enough_rows(ahead, request)
             blocks = speculative_decode(
                 request.tokens,

@@ -44,6 +44,7 @@ class Ticket:
 
     choose: Picks a cache for it among those that are free, by their numbers.
     cache: The number of its cache, while it has one.
+    num_given: How often it was given one, which may hold another text each time.
     caller: The answer as the queue of passes sees it.
     """
 
@@ -56,6 +57,7 @@ class Ticket:
     finish_reason: FinishReason = "cancelled"  # what ended it, once it is cancelled
     choose: Callable[[Sequence[int]], int] = min
     cache: int | None = None
+    num_given: int = 0
     caller: Caller = field(default_factory=Caller)
 
     @property
@@ -156,6 +158,8 @@ class RequestQueue:
         try:
             while not ticket.is_cancelled and (wait_s := self._wait_s(ticket)) != 0.0:
                 self._changed.wait(wait_s)
+            if not ticket.is_cancelled:
+                self._admit(ticket)  # while it waits, which is why another one lets its cache go
         finally:
             self._waiting.remove(ticket)
             self._changed.notify_all()  # another is the first now
@@ -168,6 +172,7 @@ class RequestQueue:
             self._take_back(min((each for each in self._holders if not each.is_working), key=self._rest_s))
         taken = {each.cache for each in self._holders}
         ticket.cache = ticket.choose([number for number in range(self._num_caches) if number not in taken])
+        ticket.num_given += 1
         self._holders.append(ticket)
 
     def _take_back(self, ticket: Ticket) -> None:
@@ -378,7 +383,7 @@ class RunAhead(Generic[Pass]):
             num_ahead -= 1
             if num_ahead < 0:
                 self._queue.take(self._ticket, request.asker)
-                if not self._make_pass():
+                if self._ticket.is_cancelled or not self._make_pass():  # which may have no cache then
                     return
                 num_ahead += 1
             else:

@@ -1,6 +1,6 @@
 """Greedy text is that of plain decoding on a target whose keys, values and rows depend on the cut into passes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -15,10 +15,10 @@ from table_runs import PROMPT, VOCAB, drafters_of
 from edgespec.decoding.decoder import Decoder, reusable_prefix
 from edgespec.decoding.greedy import PlainChoices, Reruns
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
-from edgespec.decoding.scheduler import DraftPolicy, Plain, speculative_decode
+from edgespec.decoding.scheduler import DraftPolicy, Plain, Proposal, speculative_decode
 from edgespec.draft.measured import FixedLength
 from edgespec.engine.near_ties import measure_width_change
-from edgespec.types import Logits, TokenIds
+from edgespec.types import Logits, Sampler, TokenIds
 
 CHANGE = 0.2  # of a logit, at most
 KINDS = ["near", "wild", "ngram", "perfect"]
@@ -53,10 +53,15 @@ class Rounding(Double):
 
 
 def text(
-    target: Decoder, policy: DraftPolicy, params: SamplingParams, change: float | None, num_tokens: int = 60
+    target: Decoder,
+    policy: DraftPolicy,
+    params: SamplingParams,
+    change: float | None,
+    num_tokens: int = 60,
+    times_given: Callable[[], int] = lambda: 1,
 ) -> tuple[list[int], Reruns]:
     sampler = GumbelSampler(params, len(PROMPT))
-    exact = None if change is None else PlainChoices(target, sampler, change)
+    exact = None if change is None else PlainChoices(target, sampler, change, times_given)
     tokens: list[int] = []
     for block in speculative_decode(PROMPT, exact or target, sampler, policy, max_tokens=num_tokens):
         tokens += block.tokens.tolist()
@@ -97,6 +102,24 @@ def test_what_a_cache_holds_from_before_does_not_matter() -> None:
         used.logits(PROMPT[:stop], 1)
     policies = Plain(), FixedLength(drafters_of("perfect"), 3)
     assert [text(used, policy, SamplingParams(), CHANGE)[0] for policy in policies] == [plain, plain]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_another_answer_did_to_the_cache_meanwhile_does_not_matter(kind: str) -> None:
+    """An answer that had to let its cache go finds that of another text, or its own text read in other passes."""
+    target, num_given = Rounding(), [1]
+
+    class Interrupted(FixedLength):
+        def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Proposal:
+            if len(tokens) % 5 == 0:
+                target.logits(tokens[::-1].copy(), 1)
+                target.logits(tokens, len(tokens))
+                num_given[0] += 1
+            return super().propose(tokens, max_tokens, sampler)
+
+    plain, _ = text(Rounding(), Plain(), SamplingParams(), None, 200)
+    policy = Interrupted(drafters_of(kind), 3)
+    assert text(target, policy, SamplingParams(), 2 * CHANGE, 200, lambda: num_given[0])[0] == plain
 
 
 def test_each_token_is_run_again_once_at_most() -> None:

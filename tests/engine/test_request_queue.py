@@ -5,6 +5,7 @@ from time import monotonic, sleep
 
 import pytest
 
+from edgespec.decoding.pass_queue import Caller
 from edgespec.engine import run_ahead
 from edgespec.engine.run_ahead import RequestQueue, Ticket
 
@@ -114,6 +115,17 @@ def test_a_cancelled_answer_waits_for_nobody() -> None:
     thread.join(120)
     assert taken == ["b"] * 3, "it is to be ended, and finds that it is cancelled"
     assert queue._holders == [other]
+
+
+def test_a_cache_is_taken_from_the_answer_that_was_not_waited_for() -> None:
+    queue, persons = RequestQueue(idle_s=1e9, num_caches=2), Ticket()
+    background = Ticket(caller=Caller(priority=-1))
+    for ticket, asker in ((persons, "a"), (background, "b")):
+        queue.take(ticket, asker)
+        queue.release(ticket)
+    queue.take(other := Ticket(), "c")
+    assert queue._holders == [persons, other]
+    assert (persons.num_given, background.num_given, other.num_given) == (1, 1, 1)
 
 
 def test_a_step_goes_ahead_of_its_request_until_others_may_go_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,6 +174,19 @@ def test_cancelling_drops_what_waits() -> None:
     ahead.close()
 
 
+def test_an_answer_that_is_cancelled_while_it_waits_makes_no_pass() -> None:
+    queue = RequestQueue(idle_s=60)
+    queue.take(Ticket(), "another")
+    ahead, found = Reader(passes := Passes(), queue), list[int]()
+    reading = Thread(target=lambda: found.extend(ahead))
+    reading.start()
+    until(lambda: ahead.ticket in queue._waiting)
+    queue.cancel(ahead.ticket)
+    reading.join(SOON_S)
+    ahead.close()
+    assert (found, passes.num_made, passes.is_closed.is_set()) == ([], 0, True)
+
+
 def test_closing_ends_a_pass_that_nobody_waits_for() -> None:
     ahead = Reader(passes := Passes(stuck_at=2))
     next(ahead)
