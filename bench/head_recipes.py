@@ -5,7 +5,7 @@
 HEAD is a head of `edgespec train SOURCE --output HEAD`, whose folder HEAD.work has the texts and states. Each
 recipe, by the fields of edgespec.training.fit.Recipe, starts from the same weights and sees each token --epochs
 times; without any the defaults are run. The first row is of the weights at the start. Agreement is that on the
-held-out texts, by position: one of twelve, or all of another head's. Nothing in HEAD or HEAD.work is changed. It
+held-out texts, by position: those of HEAD, or all of another head's. Nothing in HEAD or HEAD.work is changed. It
 needs PyTorch, and no quiet machine.
 """
 
@@ -23,15 +23,7 @@ from edgespec.system.console import print_stderr
 from edgespec.training.fit import Data, Recipe, Trainer
 from edgespec.training.packing import Text
 from edgespec.training.train import HeadTraining
-from edgespec.training.work_folder import (
-    HELD_OUT,
-    STATES,
-    TEXTS,
-    TrainingOptions,
-    WorkFolder,
-    read_run,
-    work_folder_of,
-)
+from edgespec.training.work_folder import STATES, TEXTS, TrainingOptions, WorkFolder, read_run, work_folder_of
 
 HOURS = 1e6  # that a recipe may take, which ends with its epochs
 
@@ -61,11 +53,13 @@ def open_folder(head: Path, source: Path, scratch: Path, draft_vocab_size: int) 
     scratch.mkdir()
     for name in (TEXTS, STATES, Path(STATES).with_suffix(".texts").name):
         (scratch / name).symlink_to((work / name).resolve(strict=True))
-    stored = Recipe(num_states=len(read_run(work)["layers"]))  # type: ignore[arg-type]
-    options = TrainingOptions(draft_vocab_size=draft_vocab_size, recipe=stored)
+    recipe = Recipe(num_states=len(read_run(work)["layers"]))  # type: ignore[arg-type]
+    options = TrainingOptions(draft_vocab_size=draft_vocab_size, recipe=recipe)
     folder = WorkFolder(scratch, loaded, options)
     texts = folder.read_texts().texts
-    return folder, texts[: len(texts) - len(folder.states.missing(texts))]
+    if not (stored := texts[: len(texts) - len(folder.states.missing(texts))]):
+        raise UsageError(f"{work} has no texts with hidden states; train {head} anew")
+    return folder, stored
 
 
 def with_held_out(data: Data, other: WorkFolder, texts: list[Text]) -> Data:
@@ -92,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with TemporaryDirectory() as name:
         scratch = Path(name)
         folder, texts = open_folder(options.head, options.source, scratch / "head", options.draft_vocab)
-        held_out, trained = texts[::HELD_OUT], [each for i, each in enumerate(texts) if i % HELD_OUT]
+        held_out, trained = folder.split(texts)
         training = HeadTraining(folder, options.head, "", print_stderr)
         trained = trained[: round(len(trained) * options.share / 100)]
         print("| recipe | 1 | 2 | 3 | 4 | 5 | tokens a pass | seconds |\n|---|---|---|---|---|---|---|---|")

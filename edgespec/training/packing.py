@@ -15,11 +15,15 @@ Floats = npt.NDArray[np.float32]
 
 
 class Text(NamedTuple):
-    """A prompt and the answer after it; its hidden states lie in the store from row `start` on."""
+    """A prompt and the answer after it; its hidden states lie in the store from row `start` on.
+
+    is_held_out: Its prompt is one of those that a user keeps aside, to compare with.
+    """
 
     tokens: TokenIds  # [num_tokens]
     num_prompt: int
     start: int = 0
+    is_held_out: bool = False
 
 
 @dataclass(frozen=True)

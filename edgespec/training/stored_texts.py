@@ -28,7 +28,7 @@ _LARGEST = 65504.0  # of a half float; gemma's states exceed it at the first tok
 
 @dataclass(frozen=True)
 class _TextLine:
-    number: Annotated[int, Meta(ge=0)]
+    number: int
     num_prompt: Annotated[int, Meta(ge=0)]
     tokens: Annotated[tuple[_Token, ...], Meta(min_length=1)]
 
@@ -36,7 +36,8 @@ class _TextLine:
 class TextsFile:
     """Numbered texts in JSON Lines; a number is that of a prompt, so that work which was interrupted can go on.
 
-    A last line that was cut short by a power cut is dropped.
+    Numbers below 0 are those of prompts that are held out. New texts come behind those that are there, so that the
+    hidden states of these stay in their places. A last line that was cut short by a power cut is dropped.
     """
 
     def __init__(self, path: Path, vocab_size: int) -> None:
@@ -70,7 +71,7 @@ class TextsFile:
 
     def _hold(self, number: int, tokens: TokenIds, num_prompt: int) -> None:
         self.numbers.add(number)
-        self.texts.append(Text(tokens, num_prompt, self.num_tokens))
+        self.texts.append(Text(tokens, num_prompt, self.num_tokens, is_held_out=number < 0))
         self.num_tokens += len(tokens)
         self.num_answer_tokens += len(tokens) - num_prompt
 

@@ -96,7 +96,7 @@ def write_answers(
     most_tokens: int,
     own_share: float = 0.0,
     num_stored: int = 0,
-    num_rounds: int = 2,
+    is_held_out: bool = False,
 ) -> int:
     """Let the target answer prompts that have no answer yet, first greedily, then all again at a temperature.
 
@@ -108,16 +108,17 @@ def write_answers(
         own_share: Of the answers, those to prompts that the target writes itself. These go on behind the others;
             beside stored texts they end with their share.
         num_stored: Texts that are there in the place of answers to prompts.
-        num_rounds: Answers to a prompt, the first one greedily.
+        is_held_out: The prompts are answered once, greedily, and their texts have numbers below 0.
 
     Returns:
         How many prompts were left out, since the context has no room for them and an answer.
     """
     began, before = monotonic(), texts.num_answer_tokens
-    num_given = max(num_rounds * len(prompts), num_stored)
+    num_given = max(2 * len(prompts), num_stored)
     asked = {text.tokens[: text.num_prompt].tobytes() for text in texts.texts}
     dialogues = _Dialogues(writer, prompts, longest, num_given, asked)
-    given = (each for each in range(num_rounds * len(prompts)) if each not in texts.numbers)
+    wanted = range(-len(prompts), 0) if is_held_out else range(2 * len(prompts))
+    given = (each for each in wanted if each not in texts.numbers)
     own = (each for each in count(num_given) if each not in texts.numbers)
     num_own = sum(each >= num_given for each in texts.numbers) if num_stored else 0
     numbers = _mixed(given, own, own_share if dialogues.prompter.can_write else 0.0, num_own, num_stored)

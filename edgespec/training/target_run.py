@@ -57,14 +57,15 @@ class TargetRun:
             return texts, None
         in_step = self._writes_in_step and not stored and own_share > 0
         given_share = 1 - own_share if in_step else 1.0
-        texts = self.write_texts(
+        left_s = self.write_texts(
             prompts, stored, lambda: open_engine_writer(open_engine), given_share, 0.0 if in_step else own_share
         )
+        texts = folder.with_states(folder.read_texts())
         if (in_step or folder.states.missing(texts)) and (reader := self._open_in_torch([])):
             with closing(reader):
                 self._store_states(texts, partial(reader.read, layers=folder.layers), reader.texts_at_once)
                 if in_step:
-                    self._write_in_step(reader, len(prompts))
+                    self._write_in_step(reader, len(prompts), own_share * left_s)
         texts = folder.fitting(prompts)
         exported = self._open_target()
         self._store_states(texts, exported.read)
@@ -102,37 +103,47 @@ class TargetRun:
         open_writer: Callable[[], AbstractContextManager[TargetWriter]],
         time_share: float,
         own_share: float,
-    ) -> list[Text]:
-        """The texts whose states have room, once prompts are answered in a share of the time for answers."""
-        texts, held_out = self.folder.read_texts(), self.folder.read_held_out()
+    ) -> float:
+        """Have prompts answered: those held out, then the others in a share of the time that these leave.
+
+        Returns:
+            The seconds for answers that those to held-out prompts have left.
+        """
+        texts, options = self.folder.read_texts(), self.folder.options
         for number, (prompt, answer) in enumerate(stored):
             if number not in texts.numbers:
                 texts.add(number, prompt, tuple(answer.tolist()))
-        is_missing = time_share > 0 and (own_share > 0 or 2 * len(prompts) > len(texts.numbers))
-        is_missing = is_missing or len(self.folder.options.held_out) > len(held_out.numbers)
+        is_missing = time_share > 0 and (own_share > 0 or not texts.numbers.issuperset(range(2 * len(prompts))))
+        is_missing = is_missing or not texts.numbers.issuperset(range(-len(options.held_out), 0))
         if is_missing and texts.num_tokens < self.folder.most_tokens:
             with open_writer() as writer:
-                self._answer(writer, prompts, texts, held_out, len(stored), time_share, own_share)
-        return self.folder.with_states(held_out, texts)
+                return self._answer(writer, prompts, texts, len(stored), time_share, own_share)
+        return self._answers_s
 
     def _answer(
         self,
         writer: TargetWriter,
         prompts: list[str],
         texts: TextsFile,
-        held_out: TextsFile,
         num_stored: int,
         time_share: float,
         own_share: float,
-    ) -> None:
-        longest, began, before = self.folder.options.longest_answer, monotonic(), texts.num_answer_tokens
-        limit_s = time_share * _ANSWERS_SHARE * 60 * self.folder.options.minutes
-        own = f"prompts, {own_share:.0%} of which it writes itself" if own_share else f"{len(prompts)} prompts"
-        self.report(f"the target answers {own}, for at most {limit_s / 60:.0f} min")
-        write = partial(write_answers, writer, longest=longest, most_tokens=self.folder.most_tokens)
-        write(self.folder.options.held_out, held_out, num_rounds=1, limit_s=limit_s / 2)
-        limit_s -= monotonic() - began
-        num_too_long = write(prompts, texts, own_share=own_share, num_stored=num_stored, limit_s=limit_s)
+    ) -> float:
+        options, began, before, limit_s = self.folder.options, monotonic(), texts.num_answer_tokens, self._answers_s
+        longest, most_tokens = options.longest_answer, self.folder.most_tokens
+        write = partial(write_answers, writer, texts=texts, longest=longest, most_tokens=most_tokens)
+        num_too_long = 0
+        if options.held_out:
+            num = len(options.held_out)
+            self.report(f"the target answers {num} held-out prompts, for at most {limit_s / 120:.0f} min")
+            num_too_long = write(options.held_out, is_held_out=True, limit_s=limit_s / 2)
+            self.folder.require_held_out(texts.texts)
+        left_s = limit_s - (monotonic() - began)
+        if time_share > 0:
+            own = f"prompts, {own_share:.0%} of which it writes itself" if own_share else f"{len(prompts)} prompts"
+            self.report(f"the target answers {own}, for at most {time_share * left_s / 60:.0f} min")
+            limit_s = time_share * left_s
+            num_too_long += write(prompts, own_share=own_share, num_stored=num_stored, limit_s=limit_s)
         made, taken_s = texts.num_answer_tokens - before, monotonic() - began
         self.report(f"it wrote {made} tokens of answers in {taken_s:.0f} s, {made / taken_s:.0f} a second")
         if num_too_long:
@@ -140,6 +151,12 @@ class TargetRun:
                 f"left out {num_too_long} prompts that leave no room for an answer in the target's context of "
                 f"{self.folder.loaded.config.context_length} tokens"
             )
+        return left_s
+
+    @property
+    def _answers_s(self) -> float:
+        """The seconds for answers, at most."""
+        return _ANSWERS_SHARE * 60 * self.folder.options.minutes
 
     @property
     def _writes_in_step(self) -> bool:
@@ -151,19 +168,16 @@ class TargetRun:
             and faster_precision("cpu") == "bf16"
         )
 
-    def _write_in_step(self, writer: TorchWriter, num_prompts: int) -> None:
+    def _write_in_step(self, writer: TorchWriter, num_prompts: int, limit_s: float) -> None:
         """Have the target write prompts and answers, and store them with their hidden states."""
-        options, texts, held_out = self.folder.options, self.folder.read_texts(), self.folder.read_held_out()
-        limit_s = options.own_share * _ANSWERS_SHARE * 60 * options.minutes
+        texts, longest = self.folder.read_texts(), self.folder.options.longest_answer
         if texts.num_tokens >= self.folder.most_tokens:
             return
         began, before, new = monotonic(), texts.num_answer_tokens, list[OwnText]()
         first = max({2 * num_prompts - 1, *texts.numbers}) + 1
         asked = {text.tokens[: text.num_prompt].tobytes() for text in texts.texts}
         prompter = PromptWriter(writer.encode)
-        lanes = Lanes(
-            writer.target, self.folder.layers, prompter, options.longest_answer, seed=first, report=self.report
-        )
+        lanes = Lanes(writer.target, self.folder.layers, prompter, longest, seed=first, report=self.report)
 
         def keep() -> None:
             """Store the new texts; where that fails, the next run makes the states."""
@@ -173,7 +187,7 @@ class TargetRun:
                 texts.add(number, each.prompt, each.answer)
                 found[texts.texts[-1].tokens.tobytes()] = each.states
             if added:
-                stored = self.folder.with_states(held_out, texts)
+                stored = self.folder.with_states(texts)
                 self.folder.states.fill(stored, lambda missing: [found[tokens.tobytes()] for tokens in missing])
 
         at_once = f"{lanes.num_lanes} at once, for at most {limit_s / 60:.0f} min"

@@ -18,6 +18,7 @@ from edgespec.training.stored_texts import StatesFile, TextsFile
 from edgespec.training.warm_start import read_layers
 
 TEXTS, STATES, _RUN = "texts.jsonl", "states.f16", "run.json"
+_FORMAT = 2  # of the folder; before 2, held-out texts lay in a file of their own
 _FEWEST_TEXTS = 4  # to train on
 HELD_OUT = 12  # each text of so many, where no prompts are kept aside
 
@@ -90,20 +91,22 @@ class WorkFolder:
     def read_texts(self) -> TextsFile:
         return TextsFile(self.path / TEXTS, self.loaded.config.vocab_size)
 
-    def read_held_out(self) -> TextsFile:
-        """The answers to prompts that are kept aside."""
-        return TextsFile(self.path / "held-out.jsonl", self.loaded.config.vocab_size)
+    def with_states(self, texts: TextsFile) -> list[Text]:
+        """The texts whose states have room."""
+        return self.states.fitting(texts.texts, self.options.disk_bytes)
 
-    def with_states(self, held_out: TextsFile, texts: TextsFile) -> list[Text]:
-        """The texts whose states have room, by their places among these."""
-        behind = (text._replace(start=held_out.num_tokens + text.start) for text in texts.texts)
-        return self.states.fitting([*held_out.texts, *behind], self.options.disk_bytes)
+    def require_held_out(self, texts: Sequence[Text]) -> None:
+        """Raises UsageError: A user keeps prompts aside, and the texts have no answer to any of these."""
+        if self.options.held_out and not any(text.is_held_out for text in texts):
+            raise UsageError(
+                f"answers to the {len(self.options.held_out)} prompts of --held-out: 0, wanted 1 at least; give "
+                "shorter prompts, more time (--minutes) or more room for hidden states (--disk)"
+            )
 
     def fitting(self, prompts: list[str]) -> list[Text]:
-        """The texts whose states have room; raises UsageError: They are too few to train on."""
-        texts, held_out = self.read_texts(), self.read_held_out()
-        fitting = self.with_states(held_out, texts)
-        num_found = max(0, len(fitting) - len(held_out.texts))
+        """The texts whose states have room; raises UsageError: They are too few to train on and compare with."""
+        fitting = self.with_states(self.read_texts())
+        num_found = sum(not text.is_held_out for text in fitting)
         if num_found < _FEWEST_TEXTS:
             more = (
                 "give more prompts, more time (--minutes)" if prompts else "chat with the model first, or give it"
@@ -112,13 +115,13 @@ class WorkFolder:
                 f"texts to train on: {num_found}, wanted {_FEWEST_TEXTS} at least; {more} "
                 f"{'or ' if prompts else ''}more room for hidden states (--disk)"
             )
+        self.require_held_out(fitting)
         return fitting
 
     def split(self, texts: list[Text]) -> tuple[list[Text], list[Text]]:
         """The texts that are held out, and those to train on."""
-        if self.options.held_out:
-            num = len(self.read_held_out().texts)
-            return texts[:num], texts[num:]
+        if held_out := [text for text in texts if text.is_held_out]:
+            return held_out, [text for text in texts if not text.is_held_out]
         return texts[::HELD_OUT], [text for i, text in enumerate(texts) if i % HELD_OUT]
 
 
@@ -145,7 +148,7 @@ def hold_work(work: Path, output: Path, kind: Mapping[str, object]) -> Iterator[
         if not run.exists():
             replace_file(run, json.dumps(stated).encode())
         elif (found := read_run(work)) != stated:
-            changed = [key for key in stated if found.get(key) != stated[key]] or ["format"]
+            changed = [key for key in {**stated, **found} if found.get(key) != stated.get(key)]
             raise UsageError(
                 f"{work} is of another training (its {' and '.join(changed)} differ); "
                 "remove it or choose another --output"
@@ -168,6 +171,7 @@ def describe_run(
     """The facts that must be as they were for a run to go on."""
     answers = b"".join(each.tobytes() for text in stored for each in text)
     return {
+        "format": _FORMAT,
         "source": loaded.source.sha256,
         "corpus": _hash(prompts) if prompts else hashlib.sha256(answers).hexdigest(),
         **({"held-out prompts": _hash(options.held_out)} if options.held_out else {}),

@@ -123,7 +123,7 @@ def test_what_was_written_is_stored_with_its_states_and_goes_on_after_an_interru
     writer: TorchWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = writer.target.source
-    options = TrainingOptions(own_share=1.0, longest_answer=7, minutes=0.05)
+    options = TrainingOptions(own_share=1.0, longest_answer=7)
     folder = WorkFolder(tmp_path, source, options)
     run = TargetRun(folder, LocalSource(path=tmp_path), print)
     monkeypatch.setattr(target_run, "_STORED_AT_ONCE", 5)
@@ -135,10 +135,10 @@ def test_what_was_written_is_stored_with_its_states_and_goes_on_after_an_interru
     with monkeypatch.context() as patched:
         patched.setattr(target_run, "show_progress", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            run._write_in_step(writer, 3)
+            run._write_in_step(writer, 3, 1.2)
     first = TextsFile(tmp_path / "texts.jsonl", tiny.VOCAB)
     assert first.numbers == {*range(6, 11)}  # behind two answers to each of three prompts
-    run._write_in_step(writer, 3)
+    run._write_in_step(writer, 3, 1.2)
     texts = TextsFile(tmp_path / "texts.jsonl", tiny.VOCAB).texts
     assert len(texts) > 5
     assert len({text.tokens[: text.num_prompt].tobytes() for text in texts}) == len(texts)

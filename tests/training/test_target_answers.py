@@ -62,6 +62,18 @@ def test_a_writer_answers_one_list_after_another(tiny_model: Path, tmp_path: Pat
     assert made[1] == made[2]
 
 
+def test_held_out_prompts_are_answered_once_in_the_same_file(tiny_model: Path, tmp_path: Path) -> None:
+    texts, limits = TextsFile(tmp_path / "texts", tiny.VOCAB), {"longest": 6, "limit_s": 600.0}
+    with load(tiny_model, drafter="none", deterministic=True) as engine:
+        writer = EngineWriter(engine)
+        target.write_answers(writer, PROMPTS[:2], texts, most_tokens=10_000, is_held_out=True, **limits)
+        target.write_answers(writer, PROMPTS[2:], texts, most_tokens=10_000, **limits)
+        first, second = (np.array(engine.encode(each), np.int32) for each in PROMPTS[:2])
+    assert texts.numbers == {-2, -1, 0, 1, 2, 3}
+    held_out = [text.tokens[: text.num_prompt].tolist() for text in texts.texts if text.is_held_out]
+    assert sorted(held_out) == sorted([first.tolist(), second.tolist()])
+
+
 def test_another_run_writes_only_what_is_missing(tiny_model: Path, tmp_path: Path) -> None:
     first = answers(tiny_model, tmp_path / "texts", 2, most_tokens=1)
     assert 0 < len(first) < 2 * len(PROMPTS)

@@ -275,14 +275,15 @@ def test_the_command_trains_a_head_from_texts_and_states_of_torch(
         assert len(report["agreement"]) == 5
         assert report["gain"]["draft_cost"] > 0
         assert report["held_out_texts"] == 3
-    texts = [TextsFile(tmp_path / "head.work" / name, tiny.VOCAB) for name in ("held-out.jsonl", "texts.jsonl")]
+    texts = TextsFile(tmp_path / "head.work" / "texts.jsonl", tiny.VOCAB)
     states = StatesFile(tmp_path / "head.work" / "states.f16", len(read_layers(source, 3)) * tiny.HIDDEN)
-    assert states.num_rows == sum(each.num_tokens for each in texts)
-    first = texts[1].texts[0].tokens  # behind the texts that are held out
+    assert states.num_rows == texts.num_tokens
+    assert [text.is_held_out for text in texts.texts[:4]] == [True] * 3 + [False]
+    first = texts.texts[3]
     (wanted,) = TorchWriter(TorchTarget(source, "cpu"), tmp_path, [], 4, print).read(
-        [first], read_layers(source, 3)
+        [first.tokens], read_layers(source, 3)
     )
-    stored = states.rows()[texts[0].num_tokens : texts[0].num_tokens + len(first)]
+    stored = states.rows()[first.start : first.start + len(first.tokens)]
     assert np.abs(stored - wanted).mean() < 2e-2
     tokens = plan_head(source, read_head(tmp_path / "head"), "fp32").plan.tokens
     assert tokens is not None

@@ -4,6 +4,7 @@ import json
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import made_heads
 import numpy as np
@@ -24,9 +25,10 @@ from edgespec.training.head_file import write_head
 from edgespec.training.network import HEAD, JOIN, MARKOV_HEAD, HeadShape, Network
 from edgespec.training.objective import agreement, backward, unroll, visible
 from edgespec.training.packing import Batch, Text, num_shared, pack
+from edgespec.training.stored_texts import TextsFile
 from edgespec.training.target_run import TargetRun
 from edgespec.training.warm_start import head_shape, start_weights
-from edgespec.training.work_folder import TrainingOptions, WorkFolder
+from edgespec.training.work_folder import TrainingOptions, WorkFolder, describe_run, hold_work
 
 pytestmark = pytest.mark.train
 torch = pytest.importorskip("torch", reason="needs PyTorch, which only the extra train installs: make test-train")
@@ -367,15 +369,77 @@ def test_too_few_texts_are_refused_with_what_would_give_more(
         folder.fitting(prompts)
 
 
-def test_held_out_answers_have_half_of_the_time_and_the_others_the_rest(
-    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("share", [1.0, 0.25, 0.0])
+def test_held_out_answers_have_half_of_the_time_and_the_others_a_share_of_the_rest(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
     limits, now = list[float](), iter([0.0, 5.0, 20.0])
-    monkeypatch.setattr(target_run, "write_answers", lambda *_, limit_s, **options: limits.append(limit_s))
+
+    def answer(writer: None, prompts: list[str], texts: TextsFile, *, limit_s: float, **options: object) -> int:
+        limits.append(limit_s)
+        texts.add(-1 if "is_held_out" in options else 0, np.array([1], np.int32), (2,))
+        return 0
+
+    monkeypatch.setattr(target_run, "write_answers", answer)
     monkeypatch.setattr(target_run, "monotonic", lambda: next(now))
     folder = WorkFolder(tmp_path, read_source(target), TrainingOptions(minutes=1.0, held_out=("a",)))
-    TargetRun(folder, LocalSource(path=target), print).write_texts(["b"], [], nullcontext, 1.0, 0.0)  # type: ignore[arg-type]
-    assert limits == [12.0, 19.0]
+    run = TargetRun(folder, LocalSource(path=target), print)
+    assert run.write_texts(["b"], [], nullcontext, share, 0.0) == 19.0  # type: ignore[arg-type]
+    assert limits == [12.0, *([19.0 * share] if share else [])]
+
+
+def test_held_out_prompts_that_get_no_answer_are_refused_before_others_are_answered(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target_run, "write_answers", lambda *arguments, is_held_out, **options: 1)
+    folder = WorkFolder(tmp_path, read_source(target), TrainingOptions(held_out=("a", "b")))
+    run = TargetRun(folder, LocalSource(path=target), print)
+    with pytest.raises(UsageError, match="answers to the 2 prompts of --held-out: 0, wanted 1 at least; give"):
+        run.write_texts(["c"], [], nullcontext, 1.0, 0.0)  # type: ignore[arg-type]
+    texts = folder.read_texts()
+    for number in range(4):
+        texts.add(number, np.array([number], np.int32), (2,))
+    with pytest.raises(UsageError, match="prompts of --held-out: 0"):
+        folder.fitting(["c"])
+
+
+def test_prompts_without_an_answer_are_answered_though_the_target_wrote_many_texts_itself(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[list[str]]()
+
+    def answer(writer: None, prompts: list[str], **options: object) -> int:
+        asked.append(prompts)
+        return 0
+
+    monkeypatch.setattr(target_run, "write_answers", answer)
+    folder = WorkFolder(tmp_path, read_source(target), TrainingOptions())
+    run, texts = TargetRun(folder, LocalSource(path=target), print), folder.read_texts()
+    for number in (0, 1, 2, *range(4, 9)):
+        texts.add(number, np.array([number], np.int32), (2,))
+    run.write_texts(["a", "b"], [], nullcontext, 0.5, 0.0)  # type: ignore[arg-type]
+    assert asked == [["a", "b"]]
+    folder.read_texts().add(3, np.array([3], np.int32), (2,))
+    run.write_texts(["a", "b"], [], nullcontext, 0.5, 0.0)  # type: ignore[arg-type]
+    assert len(asked) == 1
+
+
+def test_a_folder_of_an_earlier_version_or_with_other_held_out_prompts_is_refused(
+    target: Path, tmp_path: Path
+) -> None:
+    def take_up(**options: Any) -> None:
+        kind = describe_run(read_source(target), TrainingOptions(**options), ["a"], [])
+        with hold_work(tmp_path / "head.work", tmp_path / "head", kind):
+            pass
+
+    take_up(held_out=("b",))
+    take_up(held_out=("b",))
+    with pytest.raises(UsageError, match=r"of another training \(its held-out prompts differ\); remove it"):
+        take_up()
+    run = tmp_path / "head.work" / "run.json"
+    run.write_text(json.dumps({key: each for key, each in json.loads(run.read_text()).items() if key != "format"}))
+    with pytest.raises(UsageError, match=r"\(its format differ\); remove it"):
+        take_up(held_out=("b",))
 
 
 def test_tokens_that_are_damaged_are_refused_in_words(tmp_path: Path) -> None:

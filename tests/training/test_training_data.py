@@ -109,7 +109,7 @@ def test_a_full_disk_ends_the_writing_of_texts_in_words(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ({"number": -1}, "number is -1"),
+        ({"number": "a"}, "number"),
         ({"number": 1, "num_prompt": 1, "tokens": [1, 50]}, "token 50, where the target has 50"),
         ({"number": 1, "num_prompt": 1, "tokens": [1, -2]}, "-2"),
         ({"number": 1, "num_prompt": 3, "tokens": [1, 2]}, "a prompt of 3 tokens in a text of 2"),
@@ -163,6 +163,17 @@ def test_states_of_texts_that_were_changed_or_lost_are_made_again(tmp_path: Path
     states.fill(lost, states_of)
     assert states.rows()[10:, 0].tolist() == texts[3].tokens.tolist()
     assert (states.missing(lost), states.num_foreign(lost)) == ([], 0)
+
+
+def test_answers_to_held_out_prompts_that_come_later_leave_all_states_in_their_places(tmp_path: Path) -> None:
+    texts, states = TextsFile(tmp_path / "texts.jsonl", 50), StatesFile(tmp_path / "states", 2)
+    for number in (-2, 0, 1):
+        texts.add(number, np.array([number + 5], np.int32), (3, 4))
+    states.fill(texts.texts, states_of)
+    texts.add(-1, np.array([9], np.int32), (8,))
+    again = TextsFile(tmp_path / "texts.jsonl", 50).texts
+    assert [text.is_held_out for text in again] == [True, False, False, True]
+    assert (states.missing(again), states.num_foreign(again)) == (again[3:], 0)
 
 
 def test_a_states_file_without_hashes_is_trusted_once(tmp_path: Path) -> None:
