@@ -51,7 +51,7 @@ def add_train(parser: CommandParser) -> None:
         parser,
         "--held-out",
         "prompts that are not trained on, and say how often the head is right, as --corpus has them (default: one "
-        "of twelve)",
+        "prompt of twelve)",
     )
     parser.add_argument(
         "--written",

@@ -25,6 +25,11 @@ class Text(NamedTuple):
     start: int = 0
     is_held_out: bool = False
 
+    @property
+    def prompt(self) -> bytes:
+        """The tokens of the prompt, by which texts of one prompt are known."""
+        return self.tokens[: self.num_prompt].tobytes()
+
 
 @dataclass(frozen=True)
 class Batch:

@@ -115,7 +115,7 @@ def write_answers(
     """
     began, before = monotonic(), texts.num_answer_tokens
     num_given = max(2 * len(prompts), num_stored)
-    asked = {text.tokens[: text.num_prompt].tobytes() for text in texts.texts}
+    asked = {text.prompt for text in texts.texts}
     dialogues = _Dialogues(writer, prompts, longest, num_given, asked)
     wanted = range(-len(prompts), 0) if is_held_out else range(2 * len(prompts))
     given = (each for each in wanted if each not in texts.numbers)

@@ -175,7 +175,7 @@ class TargetRun:
             return
         began, before, new = monotonic(), texts.num_answer_tokens, list[OwnText]()
         first = max({2 * num_prompts - 1, *texts.numbers}) + 1
-        asked = {text.tokens[: text.num_prompt].tobytes() for text in texts.texts}
+        asked = {text.prompt for text in texts.texts}
         prompter = PromptWriter(writer.encode)
         lanes = Lanes(writer.target, self.folder.layers, prompter, longest, seed=first, report=self.report)
 

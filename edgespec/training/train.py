@@ -10,7 +10,7 @@ from time import monotonic
 
 import numpy as np
 
-from edgespec import EdgeSpecError, Engine, LocalSource, Profile, Report, TokenIds, read_manifest
+from edgespec import EdgeSpecError, Engine, LocalSource, Profile, Report, TokenIds, UsageError, read_manifest
 from edgespec.export.sources import read_source
 from edgespec.system.console import show_progress
 from edgespec.system.disk import replace_file
@@ -79,6 +79,7 @@ def train(
     """
     began = monotonic()
     require_torch()
+    prompts = _leave_out(prompts, {*options.held_out}, report)
     loaded = read_source(source.path)
     work = work_folder_of(output)
     with hold_work(work, output, describe_run(loaded, options, prompts, stored)):
@@ -95,6 +96,16 @@ def train(
             raise
 
 
+def _leave_out(prompts: list[str], held_out: set[str], report: Report) -> list[str]:
+    """The prompts that are not held out; raises UsageError: All are."""
+    others = [each for each in prompts if each not in held_out]
+    if prompts and not others:
+        raise UsageError("all prompts of --corpus are held out; give others")
+    if num := len(prompts) - len(others):
+        report(f"left out {num} prompts that are held out")
+    return others
+
+
 @dataclass(frozen=True)
 class HeadTraining:
     """A head that learns from the texts and states of a folder.
@@ -109,6 +120,8 @@ class HeadTraining:
 
     def run(self, texts: list[Text], profile: Profile | None, began: float) -> TrainingReport:
         held_out, trained = self.folder.split(texts)
+        if num := len(texts) - len(held_out) - len(trained):
+            self.report(f"left out {num} texts whose prompts are held out")
         shape, data, start = self.prepare(trained, held_out, self.folder.options.recipe)
         trainer = Trainer(
             shape,

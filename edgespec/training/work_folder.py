@@ -20,7 +20,7 @@ from edgespec.training.warm_start import read_layers
 TEXTS, STATES, _RUN = "texts.jsonl", "states.f16", "run.json"
 _FORMAT = 2  # of the folder; before 2, held-out texts lay in a file of their own
 _FEWEST_TEXTS = 4  # to train on
-HELD_OUT = 12  # each text of so many, where no prompts are kept aside
+_HELD_OUT = 1 / 12  # of the prompts, where none are kept aside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,22 +107,29 @@ class WorkFolder:
         """The texts whose states have room; raises UsageError: They are too few to train on and compare with."""
         fitting = self.with_states(self.read_texts())
         num_found = sum(not text.is_held_out for text in fitting)
-        if num_found < _FEWEST_TEXTS:
+        if num_found < _FEWEST_TEXTS or not self.split(fitting)[1]:
+            num = f"{num_found}, all of prompts that are held out" if num_found >= _FEWEST_TEXTS else num_found
             more = (
                 "give more prompts, more time (--minutes)" if prompts else "chat with the model first, or give it"
             )
             raise UsageError(
-                f"texts to train on: {num_found}, wanted {_FEWEST_TEXTS} at least; {more} "
+                f"texts to train on: {num}, wanted {_FEWEST_TEXTS} at least; {more} "
                 f"{'or ' if prompts else ''}more room for hidden states (--disk)"
             )
         self.require_held_out(fitting)
         return fitting
 
     def split(self, texts: list[Text]) -> tuple[list[Text], list[Text]]:
-        """The texts that are held out, and those to train on."""
-        if held_out := [text for text in texts if text.is_held_out]:
-            return held_out, [text for text in texts if not text.is_held_out]
-        return texts[::HELD_OUT], [text for i, text in enumerate(texts) if i % HELD_OUT]
+        """The texts that are held out, and those of other prompts, to train on.
+
+        Where no prompts are kept aside these are some of twelve, the same ones in each run, or one at least.
+        """
+        held_out = [text for text in texts if text.is_held_out]
+        if texts and not held_out:
+            most = max(_HELD_OUT, min(map(_place_of, texts)))
+            held_out = [text for text in texts if _place_of(text) <= most]
+        prompts = {text.prompt for text in held_out}
+        return held_out, [text for text in texts if text.prompt not in prompts]
 
 
 def work_folder_of(output: Path) -> Path:
@@ -178,6 +185,11 @@ def describe_run(
         "draft_vocab_size": min(options.draft_vocab_size, loaded.config.vocab_size),
         "layers": read_layers(loaded, options.recipe.num_states),
     }
+
+
+def _place_of(text: Text) -> float:
+    """A number from 0 to 1 by the prompt alone, for some prompts as likely as any other."""
+    return int.from_bytes(hashlib.sha256(text.prompt).digest()[:4]) / (1 << 32)
 
 
 def _hash(prompts: Sequence[str]) -> str:

@@ -27,6 +27,7 @@ from edgespec.training.objective import agreement, backward, unroll, visible
 from edgespec.training.packing import Batch, Text, num_shared, pack
 from edgespec.training.stored_texts import TextsFile
 from edgespec.training.target_run import TargetRun
+from edgespec.training.train import _leave_out
 from edgespec.training.warm_start import head_shape, start_weights
 from edgespec.training.work_folder import TrainingOptions, WorkFolder, describe_run, hold_work
 
@@ -401,6 +402,46 @@ def test_held_out_prompts_that_get_no_answer_are_refused_before_others_are_answe
         texts.add(number, np.array([number], np.int32), (2,))
     with pytest.raises(UsageError, match="prompts of --held-out: 0"):
         folder.fitting(["c"])
+
+
+def test_no_text_of_a_prompt_that_is_held_out_is_trained_on(target: Path, tmp_path: Path) -> None:
+    folder = WorkFolder(tmp_path, read_source(target), TrainingOptions())
+    rng = np.random.default_rng(0)
+    prompts = rng.integers(0, tiny.VOCAB, (300, 3)).astype(np.int32)
+    greedy = [Text(np.append(prompt, np.int32(1)), 3) for prompt in prompts]
+    sampled = [Text(np.append(prompt, np.int32(2)), 3) for prompt in prompts]
+    held_out, trained = folder.split([*greedy, *sampled])
+    assert len(held_out) + len(trained) == 600
+    assert 30 <= len(held_out) <= 70
+    assert len({each.prompt for each in held_out}) == len(held_out) / 2
+    assert not {each.prompt for each in held_out} & {each.prompt for each in trained}
+    assert [[text.prompt for text in found] for found in folder.split(greedy[:250])] == [
+        [text.prompt for text in found if any(text is each for each in greedy[:250])]
+        for found in (held_out, trained)
+    ], "more texts change nothing"
+    assert [len(found) for found in folder.split([greedy[1], sampled[1], greedy[2]])] in ([1, 2], [2, 1])
+    aside = greedy[7]._replace(is_held_out=True)
+    held_out, trained = folder.split([*greedy[:20], aside, *sampled[:20]])
+    assert held_out == [aside]
+    assert len(trained) == 38
+
+
+def test_texts_of_held_out_prompts_alone_are_refused(target: Path, tmp_path: Path) -> None:
+    folder = WorkFolder(tmp_path, read_source(target), TrainingOptions())
+    texts = folder.read_texts()
+    for number in range(5):
+        texts.add(number, np.array([1, 2], np.int32), (number,))
+    with pytest.raises(UsageError, match="texts to train on: 5, all of prompts that are held out, wanted 4 at"):
+        folder.fitting(["a"])
+
+
+def test_prompts_of_a_corpus_that_are_held_out_are_left_out() -> None:
+    said = list[str]()
+    assert _leave_out(["a", "b", "c"], {"b", "d"}, said.append) == ["a", "c"]
+    assert said == ["left out 1 prompts that are held out"]
+    assert _leave_out([], {"b"}, said.append) == []
+    with pytest.raises(UsageError, match="all prompts of --corpus are held out"):
+        _leave_out(["b"], {"b"}, said.append)
 
 
 def test_prompts_without_an_answer_are_answered_though_the_target_wrote_many_texts_itself(
