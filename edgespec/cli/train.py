@@ -160,8 +160,9 @@ def _stored_answers(model: str, home: "edgespec.ModelHome") -> "list[tuple[edges
 def _format(report: "TrainingReport") -> list[str]:
     rates = ", ".join(f"{rate:.1%}" for rate in report.agreement)
     return [
-        f"agreement by position on held-out texts ({report.held_out_texts}): {rates}; {report.coverage:.1%} of "
-        "their tokens can be drafted",
+        f"agreement by position on {report.compared_drafts} drafts in {report.compared_texts} of "
+        f"{report.held_out_texts} held-out texts: {rates}; {report.coverage:.1%} of the tokens of their answers can "
+        "be drafted",
         _format_gain(report.gain),
         f"trained for {report.training_s / 60:.0f} min on {report.texts} texts, {report.answer_tokens} tokens of "
         f"answers, {report.trained_drafts / max(1, report.answer_tokens):.1f} times each",

@@ -45,22 +45,22 @@ class TrainingCheckpoint(NamedTuple):
     progress: TrainingProgress
 
 
-def write_checkpoint(path: Path, checkpoint: TrainingCheckpoint, held_out: Sequence[Text]) -> None:
-    """held_out: The texts that its agreement is with. Raises DiskFull: There is no room; an earlier file stays."""
+def write_checkpoint(path: Path, checkpoint: TrainingCheckpoint, compared: Sequence[Text]) -> None:
+    """compared: The texts that its agreement is with. Raises DiskFull: There is no room; an earlier file stays."""
     weights, means, progress = checkpoint
     metadata = {
         "num_drafts": str(progress.num_drafts),
         "num_batches": str(progress.num_batches),
         "used_s": str(progress.used_s),
         "best": " ".join(map(str, progress.best)),
-        "held_out": _key_of(held_out),
+        "compared": _key_of(compared),
     }
     trained = {_MEAN + name: each for name, each in means.items() if name != HEAD}
     write_tensors(path, {**weights, **trained}, metadata)
 
 
-def read_checkpoint(path: Path, shape: HeadShape, held_out: Sequence[Text]) -> TrainingCheckpoint:
-    """A checkpoint of a head of this shape; agreement with other held-out texts is left out.
+def read_checkpoint(path: Path, shape: HeadShape, compared: Sequence[Text]) -> TrainingCheckpoint:
+    """A checkpoint of a head of this shape; agreement with other texts is left out.
 
     One without means has its weights in their place.
 
@@ -73,7 +73,7 @@ def read_checkpoint(path: Path, shape: HeadShape, held_out: Sequence[Text]) -> T
     means = {name: tensors.get(_MEAN + name, each) for name, each in weights.items()}
     if any({name: each.shape for name, each in kind.items()} != shape.weights for kind in (weights, means)):
         raise ModelError(f"{path} is of a head of other sizes; remove its folder and train again")
-    best = tuple(map(float, stated["best"].split())) if stated.get("held_out") == _key_of(held_out) else ()
+    best = tuple(map(float, stated["best"].split())) if stated.get("compared") == _key_of(compared) else ()
     num_batches = int(stated.get("num_batches", 0))
     progress = TrainingProgress(int(stated["num_drafts"]), num_batches, float(stated["used_s"]), best)
     return TrainingCheckpoint(weights, means, progress)

@@ -33,7 +33,7 @@ _LINE_ROWS = 2048  # at most, since each row attends to the whole line
 _MEMORY_SHARE = 0.6  # of a GPU's free memory, for hidden states
 _COPIED_BYTES = 1 << 28
 _MOST_LOST = 8  # batches in a row whose loss is no number
-_COMPARED_ROWS, _GPU_COMPARED_ROWS = 6000, 60_000
+_COMPARED_TOKENS, _GPU_COMPARED_TOKENS = 6000, 60_000  # of held-out texts, an even sample of them
 _PATIENCE = 6  # comparisons without a gain, after which training ends
 _COMPARE_S, _NUM_COMPARISONS = 20.0, 16
 _CHECKPOINT_S = 60.0
@@ -93,6 +93,7 @@ class Trainer:
 
     What is compared and saved is a running mean of the weights over the last batches (Polyak and Juditsky 1992).
 
+    compared: The held-out texts that are compared with. num_compared: The drafts in them, once they were.
     save_best: Called with the mean each time that it is the best so far.
     """
 
@@ -122,9 +123,11 @@ class Trainer:
             data = data._replace(texts=[text._replace(num_prompt=first) for text in data.texts])
         self._shape, self._data, self._path, self._save_best = shape, data, checkpoint, save_best
         self.device = find_device(device)
+        is_gpu = self.device != "cpu"
+        self.compared = even_sample(data.held_out, _GPU_COMPARED_TOKENS if is_gpu else _COMPARED_TOKENS)
         weights, means, self.progress = TrainingCheckpoint(start, start, TrainingProgress())
         if checkpoint.exists():
-            weights, means, self.progress = read_checkpoint(checkpoint, shape, data.held_out)
+            weights, means, self.progress = read_checkpoint(checkpoint, shape, self.compared)
             if not has_best:
                 self.progress = replace(self.progress, best=())
         self._weights = {name: torch.tensor(each, device=self.device) for name, each in weights.items()}
@@ -140,9 +143,7 @@ class Trainer:
         )
         self.precision = faster_precision(self.device)
         self._rng = np.random.default_rng(self.progress.num_drafts)
-        is_gpu = self.device != "cpu"
-        self._num_rows, self._num_lost = _GPU_ROWS if is_gpu else _ROWS, 0
-        self._num_compared = _GPU_COMPARED_ROWS if is_gpu else _COMPARED_ROWS
+        self._num_rows, self._num_lost, self.num_compared = _GPU_ROWS if is_gpu else _ROWS, 0, 0
         self._rows = _copy_rows(data.rows, self.device)
 
     def run(self, limit_s: float) -> TrainingProgress:
@@ -185,17 +186,14 @@ class Trainer:
         return self.progress
 
     def compare(self) -> Agreement:
-        """Agreement with the held-out texts; the best weights so far are saved."""
+        """Agreement with an even sample of the held-out texts; the best weights so far are saved."""
         reached, right = np.zeros(NUM_COMPARED, np.int64), np.zeros(NUM_COMPARED, np.int64)
-        num_rows = 0
-        for batch in self._pack(self._data.held_out, None):
+        for batch in self._pack(self.compared, None):
             with self._averaged(), self._autocast():
                 one = agreement(self._network, batch, self._features(batch), NUM_COMPARED, self._ids)
             reached, right = reached + one.reached, right + one.right
-            num_rows += batch.tokens.size
-            if num_rows > self._num_compared:
-                break
         found = Agreement(reached, right)
+        self.num_compared = int(reached[0])
         is_better = not self.progress.best or expected_tokens(found.rates)[-1] > self.progress.tokens_per_pass
         if is_better:
             self.progress = replace(self.progress, best=found.rates, num_since_best=0)
@@ -210,7 +208,7 @@ class Trainer:
         weights = self._arrays()
         with self._averaged():
             write_checkpoint(
-                self._path, TrainingCheckpoint(weights, self._arrays(), self.progress), self._data.held_out
+                self._path, TrainingCheckpoint(weights, self._arrays(), self.progress), self.compared
             )
 
     def _batches(self) -> Iterator[Batch]:
@@ -337,6 +335,13 @@ class Trainer:
         best = self.progress.best
         so_far = f", {best[0]:.0%} of first tokens are right" if best else ""
         return f"training: {max(0.0, left_s) / 60:.0f} min left{so_far}"
+
+
+def even_sample(texts: Sequence[Text], most_tokens: int) -> list[Text]:
+    """Texts at even distances from the first to the last, with about so many tokens at most; one at least."""
+    num_tokens = sum(len(text.tokens) for text in texts)
+    num = min(len(texts), max(1, len(texts) * most_tokens // max(1, num_tokens)))
+    return [texts[i * len(texts) // num] for i in range(num)]
 
 
 def _copy_rows(rows: npt.NDArray[np.float16], device: str) -> "Tensor | npt.NDArray[np.float16]":

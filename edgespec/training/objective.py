@@ -162,8 +162,8 @@ class ExpectedGain:
 class TrainingReport:
     """The result of a training.
 
-    agreement: Chance that a drafted token is the target's own if all before it were, by position, on texts that
-        were not trained on.
+    agreement: Chance that a drafted token is the target's own if all before it were, by position, in some of the
+        held-out texts, and in the drafts of these that no text ends before.
     gain: None where the target's passes were not measured, since torch ran it.
     coverage: Share of the tokens of these texts that can be drafted at all.
     """
@@ -171,6 +171,8 @@ class TrainingReport:
     texts: int
     answer_tokens: int
     held_out_texts: int
+    compared_texts: int
+    compared_drafts: int
     trained_drafts: int
     training_s: float
     precision: str

@@ -147,8 +147,8 @@ class HeadTraining:
             f"{trainer.device}, in {trainer.precision}, for at most {left_s / 60:.0f} min; "
             "Ctrl-C keeps what is trained"
         )
-        progress = trainer.run(left_s)
-        return self._describe(shape, data, progress, trainer.precision, profile)
+        trainer.run(left_s)
+        return self._describe(shape, data, trainer, profile)
 
     def prepare(
         self, trained: list[Text], held_out: list[Text], recipe: Recipe
@@ -212,18 +212,21 @@ class HeadTraining:
         return tokens
 
     def _describe(
-        self, shape: HeadShape, data: Data, progress: TrainingProgress, precision: str, profile: Profile | None
+        self, shape: HeadShape, data: Data, trainer: Trainer, profile: Profile | None
     ) -> TrainingReport:
+        progress = trainer.progress
         answers = np.concatenate([text.tokens[text.num_prompt :] for text in data.held_out])
         return TrainingReport(
             texts=len(data.texts),
             answer_tokens=sum(len(text.tokens) - text.num_prompt for text in data.texts),
             held_out_texts=len(data.held_out),
+            compared_texts=len(trainer.compared),
+            compared_drafts=trainer.num_compared,
             trained_drafts=progress.num_drafts,
             training_s=progress.used_s,
-            precision=precision,
+            precision=trainer.precision,
             agreement=progress.best,
-            coverage=float(np.isin(answers, data.tokens).mean()),
+            coverage=float(np.isin(answers, data.tokens).mean()) if len(answers) else 0.0,
             gain=None if profile is None else self._expect_gain(shape, progress, profile),
         )
 

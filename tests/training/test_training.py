@@ -150,6 +150,18 @@ def test_agreement_counts_drafts_until_their_first_wrong_token(target: Path) -> 
     assert np.array_equal(found.reached[1:], found.right[:-1])
 
 
+def test_the_held_out_texts_that_are_compared_are_an_even_sample_of_all() -> None:
+    texts = [Text(np.full(100, i, np.int32), 4) for i in range(70)]
+    found = [int(text.tokens[0]) for text in fit.even_sample(texts, 2000)]
+    assert len(found) == 20
+    assert found[0] == 0
+    assert {b - a for a, b in zip(found, found[1:], strict=False)} == {3, 4}
+    assert 70 - found[-1] <= 4
+    assert fit.even_sample(texts, 7000) == texts
+    assert fit.even_sample(texts[:3], 50) == texts[:1]
+    assert fit.even_sample([], 50) == []
+
+
 def run(*arguments: object) -> int:
     return main([str(each) for each in arguments])
 
@@ -168,7 +180,7 @@ def test_agreement_with_other_held_out_texts_does_not_count_when_training_goes_o
         return Trainer(shape, data, weights, tmp_path / "checkpoint", lambda best: None, "cpu")
 
     first = trainer(texts[:1])
-    first.compare()
+    assert first.compare().reached[0] == first.num_compared == 3  # of the eight tokens, those that five follow
     first.save()
     assert trainer(texts[:1]).progress.best == first.progress.best != ()
     assert trainer(texts[:2]).progress.best == ()
