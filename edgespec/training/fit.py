@@ -106,12 +106,12 @@ class Trainer:
         save_best: Callable[[Mapping[str, Floats]], None],
         device: str,
         *,
-        has_best: bool = True,
+        saved: Mapping[str, Floats] | None = None,
         recipe: Recipe | None = None,
     ) -> None:
         """Go on from the checkpoint, if there is one.
 
-        has_best: What save_best wrote earlier is still there; else the next weights are the best.
+        saved: The weights that save_best wrote earlier, if they are still there, which others must beat.
 
         Raises ModelError: The checkpoint is damaged, or of another head.
         """
@@ -128,13 +128,13 @@ class Trainer:
         weights, means, self.progress = TrainingCheckpoint(start, start, TrainingProgress())
         if checkpoint.exists():
             weights, means, self.progress = read_checkpoint(checkpoint, shape, self.compared)
-            if not has_best:
-                self.progress = replace(self.progress, best=())
+        if saved is None:
+            self.progress = replace(self.progress, best=())
         self._weights = {name: torch.tensor(each, device=self.device) for name, each in weights.items()}
         for name, each in self._weights.items():
             each.requires_grad_(name != HEAD)
         self._trained = [each for each in self._weights.values() if each.requires_grad]
-        self._means = [torch.tensor(means[name], device=self.device) for name in self._weights if name != HEAD]
+        self._means, self._saved = self._averages(means), saved
         self._network = Network(shape, self._weights, torch.from_numpy(data.embedding).to(self.device))
         self._target_head = torch.from_numpy(data.head).to(self.device)
         self._ids = torch.tensor(data.tokens.astype(np.int64), device=self.device)
@@ -157,8 +157,11 @@ class Trainer:
         """
         num_drafts = sum(max(0, len(text.tokens) - text.num_prompt - 1) for text in self._data.texts)
         wanted, before = self._recipe.epochs * num_drafts, self.progress.num_drafts
-        began = compared = saved = monotonic()
+        began = saved = monotonic()
         compare_s = max(_COMPARE_S, limit_s / _NUM_COMPARISONS)
+        if not self.progress.best:
+            self._compare_first()
+        compared = monotonic()
         try:
             for number, batch in enumerate(self._batches()):
                 now = monotonic()
@@ -185,23 +188,41 @@ class Trainer:
             show_progress("")
         return self.progress
 
+    def _averages(self, weights: Mapping[str, Floats]) -> "list[Tensor]":
+        import torch
+
+        return [torch.tensor(weights[name], device=self.device) for name in self._weights if name != HEAD]
+
+    def _compare_first(self) -> None:
+        """Compare what the training begins with: the weights that are saved, else those at hand, which are saved."""
+        if self._saved is None:
+            self.compare()
+            return
+        means, self._means = self._means, self._averages(self._saved)
+        try:
+            self.progress = replace(self.progress, best=self._agreement().rates)
+        finally:
+            self._means = means
+
     def compare(self) -> Agreement:
         """Agreement with an even sample of the held-out texts; the best weights so far are saved."""
+        found = self._agreement()
+        if not self.progress.best or expected_tokens(found.rates)[-1] > self.progress.tokens_per_pass:
+            with defer_signals(), self._averaged():
+                self._save_best(self._arrays())
+            self.progress = replace(self.progress, best=found.rates, num_since_best=0)
+        else:
+            self.progress = replace(self.progress, num_since_best=self.progress.num_since_best + 1)
+        return found
+
+    def _agreement(self) -> Agreement:
         reached, right = np.zeros(NUM_COMPARED, np.int64), np.zeros(NUM_COMPARED, np.int64)
         for batch in self._pack(self.compared, None):
             with self._averaged(), self._autocast():
                 one = agreement(self._network, batch, self._features(batch), NUM_COMPARED, self._ids)
             reached, right = reached + one.reached, right + one.right
-        found = Agreement(reached, right)
         self.num_compared = int(reached[0])
-        is_better = not self.progress.best or expected_tokens(found.rates)[-1] > self.progress.tokens_per_pass
-        if is_better:
-            self.progress = replace(self.progress, best=found.rates, num_since_best=0)
-            with defer_signals(), self._averaged():
-                self._save_best(self._arrays())
-        else:
-            self.progress = replace(self.progress, num_since_best=self.progress.num_since_best + 1)
-        return found
+        return Agreement(reached, right)
 
     def save(self) -> None:
         """Write the checkpoint."""

@@ -54,6 +54,14 @@ def write_head(
     replace_file(folder / CONFIG, (json.dumps(_config(shape, target, layers), indent=2) + "\n").encode(), 0o644)
 
 
+def read_weights(folder: Path, shape: HeadShape) -> dict[str, npt.NDArray[np.float32]]:
+    """The weights of a head that write_head wrote; raises ModelError: They are damaged, or of other sizes."""
+    tensors, _ = read_tensors(folder / WEIGHTS)
+    if any(name not in tensors or tensors[name].shape != size for name, size in shape.weights.items()):
+        raise ModelError(f"{folder / WEIGHTS} is a head of other sizes; remove it and train again")
+    return {name: tensors[name].astype(np.float32) for name in shape.weights}
+
+
 def _config(shape: HeadShape, target: str, layers: Sequence[int]) -> dict[str, object]:
     return {
         "architectures": ["EagleSpeculator", "LlamaDecoderLayer"],

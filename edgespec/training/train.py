@@ -16,7 +16,7 @@ from edgespec.system.console import show_progress
 from edgespec.system.disk import replace_file
 from edgespec.training.checkpoint import TrainingProgress
 from edgespec.training.fit import Data, Recipe, Trainer
-from edgespec.training.head_file import WEIGHTS, write_head
+from edgespec.training.head_file import WEIGHTS, read_weights, write_head
 from edgespec.training.network import HeadShape
 from edgespec.training.objective import (
     INT8_BYTES,
@@ -137,7 +137,7 @@ class HeadTraining:
                 self.folder.layers[-shape.num_states : -1],
             ),
             self.folder.options.device,
-            has_best=(self.output / WEIGHTS).is_file(),
+            saved=read_weights(self.output, shape) if (self.output / WEIGHTS).is_file() else None,
             recipe=self.folder.options.recipe,
         )
         wanted_s = 60 * self.folder.options.minutes

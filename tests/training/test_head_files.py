@@ -1,5 +1,6 @@
 """What a training starts from and what it writes, against plain numpy."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import made_heads
@@ -14,7 +15,7 @@ from edgespec.errors import ModelError
 from edgespec.export.heads.convert import export_head, plan_head
 from edgespec.export.heads.head_source import read_head
 from edgespec.export.sources import read_source
-from edgespec.training.head_file import read_tensors, write_head, write_tensors
+from edgespec.training.head_file import read_tensors, read_weights, write_head, write_tensors
 from edgespec.training.network import FINAL_NORM, FUSE, INPUT_NORM, JOIN, MARKOV_HEAD, TOKEN_NORM, HeadShape
 from edgespec.training.warm_start import (
     FittedRows,
@@ -122,6 +123,15 @@ def written(
     made = {name: each.astype(np.float16).astype(np.float32) for name, each in made.items()}
     write_head(folder / "head", shape, made, tokens, "target", (2, 4) if extended else ())
     return shape, made, tokens
+
+
+def test_the_weights_of_a_head_are_read_again_and_those_of_another_refused(tmp_path: Path) -> None:
+    shape, made, _ = written(tmp_path, bias=False)
+    found = read_weights(tmp_path / "head", shape)
+    assert {*found} == {*made}
+    assert all(np.array_equal(found[name], each) for name, each in made.items())
+    with pytest.raises(ModelError, match="a head of other sizes; remove it and train again"):
+        read_weights(tmp_path / "head", replace(shape, draft_vocab_size=7))
 
 
 def reference(

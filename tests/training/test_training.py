@@ -13,7 +13,7 @@ import tiny
 from made_heads import Graphs
 
 from edgespec.cli.main import main
-from edgespec.errors import EdgeSpecError, IntegrityError, MemoryExhausted, ModelError, UsageError
+from edgespec.errors import DiskFull, EdgeSpecError, IntegrityError, MemoryExhausted, ModelError, UsageError
 from edgespec.export.convert import export_model
 from edgespec.export.heads.convert import export_head, plan_head
 from edgespec.export.heads.head_source import read_head
@@ -23,7 +23,7 @@ from edgespec.training import fit, stored_texts, target_run
 from edgespec.training.fit import Data, Recipe, Trainer
 from edgespec.training.head_file import write_head
 from edgespec.training.network import HEAD, JOIN, MARKOV_HEAD, HeadShape, Network
-from edgespec.training.objective import agreement, backward, unroll, visible
+from edgespec.training.objective import Agreement, agreement, backward, unroll, visible
 from edgespec.training.packing import Batch, Text, num_shared, pack
 from edgespec.training.stored_texts import TextsFile
 from edgespec.training.target_run import TargetRun
@@ -177,7 +177,7 @@ def test_agreement_with_other_held_out_texts_does_not_count_when_training_goes_o
 
     def trainer(held_out: list[Text]) -> Trainer:
         data = Data(states, texts, held_out, embedding, weights[HEAD], tokens)
-        return Trainer(shape, data, weights, tmp_path / "checkpoint", lambda best: None, "cpu")
+        return Trainer(shape, data, weights, tmp_path / "checkpoint", lambda best: None, "cpu", saved=weights)
 
     first = trainer(texts[:1])
     assert first.compare().reached[0] == first.num_compared == 3  # of the eight tokens, those that five follow
@@ -195,7 +195,8 @@ def small_trainer(target: Path, folder: Path, recipe: Recipe | None = None, *, b
     states[:440] *= np.nan if broken else 1.0
     embedding = made_heads.target_weights()["model.embed_tokens.weight"]
     data = Data(states, texts[:11], texts[11:], embedding, weights[HEAD], tokens)
-    return Trainer(shape, data, weights, folder / "checkpoint", lambda best: None, "cpu", recipe=recipe)
+    given = folder / "checkpoint", lambda best: None, "cpu"
+    return Trainer(shape, data, weights, *given, saved=weights, recipe=recipe)
 
 
 def test_a_loss_that_is_no_number_ends_the_training_and_changes_no_weights(target: Path, tmp_path: Path) -> None:
@@ -236,7 +237,7 @@ def test_what_is_compared_and_goes_on_is_the_mean_of_the_weights(target: Path, t
         mean = mean + max(0.005, 9 / (10 + i)) * (each - mean)
     assert np.abs(saved[-1][JOIN] - mean).max() < 1e-6 < np.abs(mean - ran[-1]).max()
     after = small_trainer(target, tmp_path)
-    assert after.progress == progress
+    assert after.progress == replace(progress, num_since_best=0)
     assert np.array_equal(after._arrays()[JOIN], ran[-1])
     with after._averaged():
         assert np.abs(after._arrays()[JOIN] - mean).max() < 1e-6
@@ -325,18 +326,59 @@ def test_a_head_that_was_removed_is_written_again_though_it_was_better(target: P
     )
     written = []
 
-    def compare(*, has_best: bool = True) -> None:
-        trainer = Trainer(
-            shape, data, weights, tmp_path / "checkpoint", lambda best: written.append(1), "cpu", has_best=has_best
-        )
+    def compare(*, is_there: bool = True) -> None:
+        given = tmp_path / "checkpoint", lambda best: written.append(1), "cpu"
+        trainer = Trainer(shape, data, weights, *given, saved=weights if is_there else None)
         trainer.compare()
         trainer.save()
 
     compare()
     compare()
     assert len(written) == 1
-    compare(has_best=False)
+    compare(is_there=False)
     assert len(written) == 2
+
+
+def test_a_head_that_is_there_is_replaced_only_by_a_better_one(target: Path, tmp_path: Path) -> None:
+    """Also where no agreement of it is known: the checkpoint is lost, or other texts are held out."""
+    trainer = small_trainer(target, tmp_path, Recipe(epochs=0.01))
+    trainer._saved, written = trainer._arrays(), []
+    trainer._save_best = written.append  # type: ignore[assignment]
+    agreements = iter([(0.5, 0.5), (0.4, 0.4)])
+
+    def agreement() -> Agreement:
+        measured.append(trainer._means[0].clone())
+        return Agreement(np.full(2, 10), np.array([10 * rate for rate in next(agreements)]))
+
+    measured, means = [], trainer._means[0].clone()
+    trainer._saved[JOIN] = trainer._saved[JOIN] + 1.0
+    trainer._agreement = agreement  # type: ignore[method-assign]
+    progress = trainer.run(600.0)
+    assert np.abs((measured[0] - means).numpy() - 1.0).max() < 1e-5, "the head in its place was measured"
+    assert not written
+    assert progress.best == (0.5, 0.5)
+
+
+def test_the_head_at_the_start_is_written_before_the_first_step(target: Path, tmp_path: Path) -> None:
+    trainer, written = small_trainer(target, tmp_path, broken=True), []
+    trainer._saved, trainer._save_best = None, written.append  # type: ignore[assignment]
+    with pytest.raises(EdgeSpecError, match="is no number"):
+        trainer.run(60.0)
+    assert len(written) == 1
+
+
+def test_a_head_that_could_not_be_written_is_not_the_best(target: Path, tmp_path: Path) -> None:
+    trainer = small_trainer(target, tmp_path)
+
+    def full(weights: object) -> None:
+        raise DiskFull("no room", 2, 1)
+
+    trainer._save_best = full  # type: ignore[assignment]
+    with pytest.raises(DiskFull):
+        trainer.compare()
+    assert trainer.progress.best == ()
+    trainer.save()
+    assert small_trainer(target, tmp_path).progress.best == ()
 
 
 @pytest.mark.parametrize("output", [".", "/", "..", "corpus.txt/head"])
