@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgespec import EdgeSpecError, MemoryExhausted, TokenIds, expected_tokens, return_freed
+from edgespec import DeviceUnavailable, EdgeSpecError, MemoryExhausted, TokenIds, expected_tokens, return_freed
 from edgespec.system.console import info, show_progress
 from edgespec.system.signals import defer_signals
 from edgespec.training.checkpoint import TrainingCheckpoint, TrainingProgress, read_checkpoint, write_checkpoint
@@ -379,9 +379,19 @@ def _copy_rows(rows: npt.NDArray[np.float16], device: str) -> "Tensor | npt.NDAr
 
 
 def find_device(name: str) -> str:
-    """The device of torch that is meant; of auto, a GPU of NVIDIA if there is one."""
+    """The device of torch that is meant; of auto, a GPU of NVIDIA if there is one.
+
+    Raises DeviceUnavailable: It is not there.
+    """
     import torch
 
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError) as error:  # the latter where torch was built without it
+        problem = str(error).partition("\n")[0]
+        raise DeviceUnavailable(
+            f"PyTorch does not run on {name} here ({problem}); choose another --train-device", device=name
+        ) from None
+    return name

@@ -15,7 +15,7 @@ from edgespec.export.sources import read_source
 from edgespec.system.console import show_progress
 from edgespec.system.disk import replace_file
 from edgespec.training.checkpoint import TrainingProgress
-from edgespec.training.fit import Data, Recipe, Trainer
+from edgespec.training.fit import Data, Recipe, Trainer, find_device
 from edgespec.training.head_file import WEIGHTS, read_weights, write_head
 from edgespec.training.network import HeadShape
 from edgespec.training.objective import (
@@ -75,10 +75,12 @@ def train(
     Raises:
         UsageError: There is too little text, or the folder is of another training.
         SourceError: The source is damaged or unsupported.
+        DeviceUnavailable: PyTorch has no such device here.
         DiskFull: There is no room.
     """
     began = monotonic()
     require_torch()
+    find_device(options.device)
     prompts = _leave_out(prompts, {*options.held_out}, report)
     loaded = read_source(source.path)
     work = work_folder_of(output)

@@ -394,6 +394,16 @@ def test_outputs_that_can_be_no_new_folder_are_refused(
     assert "--disk is '1K'" in capsys.readouterr().err
 
 
+def test_a_device_that_is_not_there_is_refused_before_anything_is_made(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+    device = "mps" if torch.xpu.is_available() else "xpu"
+    assert run("train", target, "--output", tmp_path / "head", "--train-device", device) == 4
+    assert f"PyTorch does not run on {device} here (" in capsys.readouterr().err
+    assert not (tmp_path / "head.work").exists()
+
+
 def test_an_interruption_says_where_all_lies_in_every_stage(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
