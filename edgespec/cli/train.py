@@ -165,7 +165,8 @@ def _format(report: "TrainingReport") -> list[str]:
         "be drafted",
         _format_gain(report.gain),
         f"trained for {report.training_s / 60:.0f} min on {report.texts} texts, {report.answer_tokens} tokens of "
-        f"answers, {report.trained_drafts / max(1, report.answer_tokens):.1f} times each",
+        f"answers; each of {report.drafts} drafts was seen {report.trained_drafts / max(1, report.drafts):.1f} "
+        "times, all runs together",
     ]
 
 

@@ -93,6 +93,7 @@ class Trainer:
 
     What is compared and saved is a running mean of the weights over the last batches (Polyak and Juditsky 1992).
 
+    num_drafts: That begin in the texts, each seen once in a round.
     compared: The held-out texts that are compared with. num_compared: The drafts in them, once they were.
     save_best: Called with the mean each time that it is the best so far.
     """
@@ -122,6 +123,7 @@ class Trainer:
             first = max(1, num_shared(data.texts))
             data = data._replace(texts=[text._replace(num_prompt=first) for text in data.texts])
         self._shape, self._data, self._path, self._save_best = shape, data, checkpoint, save_best
+        self.num_drafts = sum(max(0, len(text.tokens) - text.num_prompt - 1) for text in data.texts)
         self.device = find_device(device)
         is_gpu = self.device != "cpu"
         self.compared = even_sample(data.held_out, _GPU_COMPARED_TOKENS if is_gpu else _COMPARED_TOKENS)
@@ -155,8 +157,7 @@ class Trainer:
             MemoryExhausted: There is no memory for a small batch.
             EdgeSpecError: The loss is no number any more.
         """
-        num_drafts = sum(max(0, len(text.tokens) - text.num_prompt - 1) for text in self._data.texts)
-        wanted, before = self._recipe.epochs * num_drafts, self.progress.num_drafts
+        wanted, before = self._recipe.epochs * self.num_drafts, self.progress.num_drafts
         began = saved = monotonic()
         compare_s = max(_COMPARE_S, limit_s / _NUM_COMPARISONS)
         if not self.progress.best:

@@ -164,6 +164,8 @@ class TrainingReport:
 
     agreement: Chance that a drafted token is the target's own if all before it were, by position, in some of the
         held-out texts, and in the drafts of these that no text ends before.
+    drafts: That begin in the texts.
+    trained_drafts: In all runs.
     gain: None where the target's passes were not measured, since torch ran it.
     coverage: Share of the tokens of these texts that can be drafted at all.
     """
@@ -173,6 +175,7 @@ class TrainingReport:
     held_out_texts: int
     compared_texts: int
     compared_drafts: int
+    drafts: int
     trained_drafts: int
     training_s: float
     precision: str

@@ -224,6 +224,7 @@ class HeadTraining:
             held_out_texts=len(data.held_out),
             compared_texts=len(trainer.compared),
             compared_drafts=trainer.num_compared,
+            drafts=trainer.num_drafts,
             trained_drafts=progress.num_drafts,
             training_s=progress.used_s,
             precision=trainer.precision,

@@ -2,13 +2,23 @@
 
 import pytest
 
+from edgespec.cli.train import _format
 from edgespec.setup.profile import Profile
-from edgespec.training.objective import INT8_BYTES, estimate_draft_cost, expected_gain
+from edgespec.training.objective import INT8_BYTES, TrainingReport, estimate_draft_cost, expected_gain
 
 
 def profile(step_s: float, two_rows: float) -> Profile:
     widths = {1: step_s, 2: step_s * two_rows, 4: 2 * step_s, 8: 4 * step_s}
     return Profile(passes_s={64: widths}, prefill_s=step_s, transfer_s=0.0)
+
+
+def test_a_report_says_on_what_was_compared_and_how_often_each_draft_was_seen() -> None:
+    texts = {"texts": 900, "answer_tokens": 100_000, "held_out_texts": 37, "compared_texts": 12}
+    drafts = {"compared_drafts": 2105, "drafts": 230_000, "trained_drafts": 1_150_000}
+    rest = {"training_s": 840.0, "precision": "bf16", "agreement": (0.352, 0.31), "coverage": 0.95, "gain": None}
+    first, _, last = _format(TrainingReport(**texts, **drafts, **rest))
+    assert first.startswith("agreement by position on 2105 drafts in 12 of 37 held-out texts: 35.2%, 31.0%; 95.0% of")
+    assert last.endswith("100000 tokens of answers; each of 230000 drafts was seen 5.0 times, all runs together")
 
 
 def test_a_drafted_token_costs_what_is_read_and_what_is_around_it() -> None:

@@ -303,6 +303,7 @@ def test_a_training_ends_when_each_token_was_seen_so_often(
     trainer._num_rows = 80
     # Answers of 36 tokens behind prompts of four, after each of which but the last a draft begins.
     once = 11 * (38 if whole else 35)
+    assert trainer.num_drafts == once
     seen = trainer.run(600.0).num_drafts
     assert epochs * once <= seen <= epochs * once + 2 * 40
     rate = trainer._optimizer.param_groups[0]["lr"]
