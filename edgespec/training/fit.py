@@ -217,6 +217,13 @@ class Trainer:
         return found
 
     def _agreement(self) -> Agreement:
+        while True:
+            try:
+                return self._count_agreement()
+            except (MemoryError, RuntimeError) as error:
+                self._halve(error)
+
+    def _count_agreement(self) -> Agreement:
         reached, right = np.zeros(NUM_COMPARED, np.int64), np.zeros(NUM_COMPARED, np.int64)
         for batch in self._pack(self.compared, None):
             with self._averaged(), self._autocast():
@@ -246,25 +253,29 @@ class Trainer:
 
     def _try_step(self, batch: Batch, number: int, share: float) -> bool:
         """Learn from a batch; False where there is no memory for it, and the next ones are smaller."""
-        import torch
-
         try:
             self._step(batch, number, share)
-        except (MemoryError, RuntimeError) as error:  # that of torch on a CPU has no type of its own
-            if not is_out_of_memory(error):
-                raise
-            self._optimizer.zero_grad()
-            if self._num_rows // 2 < _FEWEST_ROWS:
-                raise MemoryExhausted(
-                    f"{self.device} has no memory to train with batches of {self._num_rows} tokens; end other "
-                    "programs, or choose another --train-device or a smaller --draft-vocab"
-                ) from None
-            self._num_rows //= 2
-            info(f"{self.device} has no memory for a batch; going on with {self._num_rows} tokens at a time")
-            if self.device.startswith("cuda"):
-                torch.cuda.empty_cache()
+        except (MemoryError, RuntimeError) as error:
+            self._halve(error)
             return False
         return True
+
+    def _halve(self, error: MemoryError | RuntimeError) -> None:
+        """Go on with smaller batches where there is no memory; raises the error if it is another one."""
+        import torch
+
+        if not is_out_of_memory(error):
+            raise error
+        self._optimizer.zero_grad()
+        if self._num_rows // 2 < _FEWEST_ROWS:
+            raise MemoryExhausted(
+                f"{self.device} has no memory to train with batches of {self._num_rows} tokens; end other "
+                "programs, or choose another --train-device or a smaller --draft-vocab"
+            ) from None
+        self._num_rows //= 2
+        info(f"{self.device} has no memory for a batch; going on with {self._num_rows} tokens at a time")
+        if self.device.startswith("cuda"):
+            torch.cuda.empty_cache()
 
     def _step(self, batch: Batch, number: int, share: float) -> None:
         import torch

@@ -15,7 +15,6 @@ from edgespec import (
     Profile,
     Report,
     TokenIds,
-    free_memory,
     profile_target,
 )
 from edgespec.export.convert import export_model
@@ -26,14 +25,14 @@ from edgespec.training.packing import Text
 from edgespec.training.prompts import PromptWriter
 from edgespec.training.stored_texts import Halves, ReadStates, TextsFile
 from edgespec.training.target import StatesReader, TargetWriter, open_engine_writer, write_answers
-from edgespec.training.torch_target import TorchTarget, faster_precision, weights_bytes, why_not
+from edgespec.training.torch_target import TorchTarget, faster_precision, free_bytes, weights_bytes, why_not
 from edgespec.training.torch_writer import TorchWriter
 from edgespec.training.work_folder import TEXTS, WorkFolder
 
 _ANSWERS_SHARE = 0.4  # of the time, at most
 _STORED_AT_ONCE = 64  # texts that the target wrote itself
 _AWAITED = 8  # of these, which are finished beyond the time
-_WEIGHTS_SHARE = 0.6  # of free memory, for a target that torch runs on a CPU
+_WEIGHTS_SHARE = 0.6  # of free memory, for a target that torch runs
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class TargetRun:
         if problem := why_not(self.folder.loaded):
             return f"does not run {name} itself, which has {problem}"
         needed = weights_bytes(self.folder.loaded, faster_precision(device))
-        if device == "cpu" and needed > _WEIGHTS_SHARE * free_memory().free_bytes:
+        if needed > _WEIGHTS_SHARE * free_bytes(device):
             return f"would need {format_bytes(needed)} of memory for {name}"
         return None
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from edgespec import cores
+from edgespec import cores, free_memory
 from edgespec.export.sources import LoadedSource
 from edgespec.training.warm_start import matrix
 
@@ -40,7 +40,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """True for the errors of torch and Python that say so; that of torch on a CPU has no type of its own."""
     import torch
 
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(error)
+    is_said = any(words in str(error) for words in ("allocate memory", "out of memory"))
+    return is_said or isinstance(error, (torch.OutOfMemoryError, MemoryError))
 
 
 def faster_precision(device: str) -> str:
@@ -65,6 +66,13 @@ def _product_s(a: "Tensor", b: "Tensor") -> float:
 def weights_bytes(source: LoadedSource, precision: str) -> int:
     """The bytes of a target's weights in bf16 or fp32."""
     return (2 if precision == "bf16" else 4) * sum(each.rows * each.columns for each in source.tensors.values())
+
+
+def free_bytes(device: str) -> int:
+    """The bytes of memory that a GPU, or the machine, has free."""
+    import torch
+
+    return int(torch.cuda.mem_get_info()[0]) if device.startswith("cuda") else free_memory().free_bytes
 
 
 class TorchTarget:

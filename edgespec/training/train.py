@@ -10,7 +10,17 @@ from time import monotonic
 
 import numpy as np
 
-from edgespec import EdgeSpecError, Engine, LocalSource, Profile, Report, TokenIds, UsageError, read_manifest
+from edgespec import (
+    EdgeSpecError,
+    Engine,
+    LocalSource,
+    MemoryExhausted,
+    Profile,
+    Report,
+    TokenIds,
+    UsageError,
+    read_manifest,
+)
 from edgespec.export.sources import read_source
 from edgespec.system.console import show_progress
 from edgespec.system.disk import replace_file
@@ -28,6 +38,7 @@ from edgespec.training.objective import (
 from edgespec.training.packing import Floats, Text
 from edgespec.training.stored_texts import Halves, read_tokens
 from edgespec.training.target_run import TargetRun
+from edgespec.training.torch_target import is_out_of_memory
 from edgespec.training.warm_start import (
     FittedRows,
     choose_tokens,
@@ -76,6 +87,7 @@ def train(
         UsageError: There is too little text, or the folder is of another training.
         SourceError: The source is damaged or unsupported.
         DeviceUnavailable: PyTorch has no such device here.
+        MemoryExhausted: There is too little memory.
         DiskFull: There is no room.
     """
     began = monotonic()
@@ -96,6 +108,14 @@ def train(
             )
             report(f"{best}; what was made for it is in {work}, and the same command goes on")
             raise
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            problem = str(error).partition("\n")[0] or "out of memory"
+            raise MemoryExhausted(
+                f"there is no memory for the training ({problem}); what was made is in {work}. End other programs, "
+                "or choose another --train-device or a smaller --draft-vocab"
+            ) from None
 
 
 def _leave_out(prompts: list[str], held_out: set[str], report: Report) -> list[str]:

@@ -295,6 +295,57 @@ def test_batches_are_halved_until_there_is_memory_for_them(
     assert found.value.exit_code == 5
 
 
+def test_comparisons_too_are_halved_until_there_is_memory_for_them(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, widths = small_trainer(target, tmp_path).compare(), list[int]()
+
+    def bounded(network: Network, batch: Batch, *arguments: Any) -> Agreement:
+        widths.append(batch.tokens.shape[1])
+        if widths[-1] > 160:
+            raise RuntimeError("CUDA error: out of memory")
+        return agreement(network, batch, *arguments)
+
+    monkeypatch.setattr(fit, "agreement", bounded)
+    found = small_trainer(target, tmp_path).compare()
+    assert widths == [640, 320, 160]
+    assert np.array_equal(found.reached, wanted.reached)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA"), RuntimeError("another one")])
+def test_too_little_memory_in_any_stage_ends_the_command_in_words(
+    target: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(TargetRun, "run", fail)
+    if "another" in str(error):
+        with pytest.raises(RuntimeError, match="another one"):
+            run("train", target, "--output", tmp_path / "head")
+        return
+    assert run("train", target, "--output", tmp_path / "head") == 5
+    assert "there is no memory for the training (" in capsys.readouterr().err
+
+
+def test_a_target_whose_weights_a_gpu_has_no_room_for_is_not_read(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, free = TargetRun(WorkFolder(tmp_path, read_source(target), TrainingOptions()), LocalSource(path=target), print), 0
+    monkeypatch.setattr(WorkFolder, "device", "cuda")
+    monkeypatch.setattr(target_run, "faster_precision", lambda device: "bf16")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 1 << 40))
+    assert "would need " in (run._why_not_torch or "")
+    free = 1 << 30
+    assert run._why_not_torch is None
+
+
 @pytest.mark.parametrize(("epochs", "whole"), [(1.0, False), (3.0, False), (1.0, True)])
 def test_a_training_ends_when_each_token_was_seen_so_often(
     target: Path, tmp_path: Path, epochs: float, whole: bool
