@@ -144,10 +144,37 @@ def test_agreement_counts_drafts_until_their_first_wrong_token(target: Path) -> 
     features, ids = torch.tensor(states[batch.stored]), torch.tensor(tokens.astype(np.int64))
     network.weights[HEAD].zero_()
     network.weights[HEAD][7] = 1e-3  # every draft is of one token, or where that is less likely of the first
-    found = agreement(network, batch, features, 3, ids)
-    assert found.reached[0] == batch.has_next(2).sum()
-    assert np.all(found.right <= found.reached)
-    assert np.array_equal(found.reached[1:], found.right[:-1])
+    first = np.random.default_rng(4).random(batch.tokens.shape) < 0.5
+    batch = replace(batch, tokens=np.where(first, tokens[7], tokens[0]).astype(np.int64))
+    found, reached, right = agreement(network, batch, features, 3, ids), [0, 0, 0], [0, 0, 0]
+    with torch.no_grad():
+        steps = list(unroll(network, batch, features, 3))
+    for line, draft in np.argwhere(batch.has_next(2)):
+        for i, states_of_step in enumerate(steps):
+            reached[i] += 1
+            drafted = tokens[7 if states_of_step[line, draft].sum() > 0 else 0]
+            if batch.tokens[line, batch.starts[line, draft] + i + 1] != drafted:
+                break
+            right[i] += 1
+    assert found.reached.tolist() == reached
+    assert found.right.tolist() == right
+    assert found.rates == tuple(a / b for a, b in zip(right, reached, strict=True))
+    assert 0 < right[1] < reached[1]
+
+
+def test_a_draft_learns_from_the_targets_probabilities_behind_its_first_token(
+    target: Path, tmp_path: Path
+) -> None:
+    trainer = small_trainer(target, tmp_path, Recipe(sharpness=1.5))
+    trainer._data = data = trainer._data._replace(logit_scale=0.5, logit_cap=2.0)
+    (batch,) = trainer._pack(data.texts, None)
+    wanted = []
+    for text in data.texts:
+        for place in range(text.num_prompt, len(text.tokens) - 1):
+            logits = data.rows[text.start + place].astype(np.float32) @ data.head.T * 0.5
+            shares = np.exp(1.5 * 2.0 * np.tanh(logits / 2.0))
+            wanted.append(shares / shares.sum())
+    assert np.abs(trainer._after(batch).numpy() - np.array(wanted)).max() < 1e-5
 
 
 def test_the_held_out_texts_that_are_compared_are_an_even_sample_of_all() -> None:
