@@ -71,7 +71,7 @@ def add_train(parser: CommandParser) -> None:
         metavar="N",
         type=float,
         default=0.0,
-        help="end when each token was trained on so often (default: when the time is over)",
+        help="end when each token was trained on so often, in all runs (default: when the time is over)",
     )
     parser.add_argument(
         "--variation",

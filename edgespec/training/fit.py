@@ -67,7 +67,8 @@ class Recipe:
 
     variation: The share of the loss that is total variation: by how much drafts are accepted less often than those
         of the target itself. The rest is cross-entropy, which also tells a head that is far off where to go.
-    epochs: How often each token is seen, by which the learning rate falls; 0 for as often as there is time for.
+    epochs: How often each token is seen in all runs, by which the learning rate falls; 0 for as often as there is
+        time for.
     num_steps: Of a draft in training.
     rate: Of learning at first in batches of 640 rows. It grows with the root of their number (Malladi et al. 2022,
         On the SDEs and scaling rules for adaptive gradient algorithms).
@@ -157,7 +158,7 @@ class Trainer:
             MemoryExhausted: There is no memory for a small batch.
             EdgeSpecError: The loss is no number any more.
         """
-        wanted, before = self._recipe.epochs * self.num_drafts, self.progress.num_drafts
+        wanted = self._recipe.epochs * self.num_drafts
         began = saved = monotonic()
         compare_s = max(_COMPARE_S, limit_s / _NUM_COMPARISONS)
         if not self.progress.best:
@@ -166,7 +167,7 @@ class Trainer:
         try:
             for number, batch in enumerate(self._batches()):
                 now = monotonic()
-                seen = (self.progress.num_drafts - before) / wanted if wanted else 0.0
+                seen = self.progress.num_drafts / wanted if wanted else 0.0
                 share = min(1.0, max((now - began) / limit_s, seen))
                 if not self._try_step(batch, number, share):
                     continue

@@ -18,6 +18,7 @@ from edgespec.training.prompts import Asked, Dialogue, Followed, PromptWriter, R
 from edgespec.training.stored_texts import TextsFile
 
 _TEMPERATURE, _TOP_P = 0.8, 0.95  # of the second answer to a prompt
+FIRST_OWN = 1 << 30  # of the numbers of texts that the target wrote itself beside stored ones
 _SAMPLED = 3  # of ten answers to prompts that the target wrote itself
 
 
@@ -114,7 +115,7 @@ def write_answers(
         How many prompts were left out, since the context has no room for them and an answer.
     """
     began, before = monotonic(), texts.num_answer_tokens
-    num_given = max(2 * len(prompts), num_stored)
+    num_given = FIRST_OWN if num_stored else 2 * len(prompts)
     asked = {text.prompt for text in texts.texts}
     dialogues = _Dialogues(writer, prompts, longest, num_given, asked)
     wanted = range(-len(prompts), 0) if is_held_out else range(2 * len(prompts))

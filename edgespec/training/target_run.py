@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 
+import numpy as np
+
 from edgespec import (
     FILE_NAME,
     Engine,
@@ -24,7 +26,7 @@ from edgespec.training.lanes import Lanes, OwnText
 from edgespec.training.packing import Text
 from edgespec.training.prompts import PromptWriter
 from edgespec.training.stored_texts import Halves, ReadStates, TextsFile
-from edgespec.training.target import StatesReader, TargetWriter, open_engine_writer, write_answers
+from edgespec.training.target import FIRST_OWN, StatesReader, TargetWriter, open_engine_writer, write_answers
 from edgespec.training.torch_target import TorchTarget, faster_precision, free_bytes, weights_bytes, why_not
 from edgespec.training.torch_writer import TorchWriter
 from edgespec.training.work_folder import TEXTS, WorkFolder
@@ -109,8 +111,11 @@ class TargetRun:
             The seconds for answers that those to held-out prompts have left.
         """
         texts, options = self.folder.read_texts(), self.folder.options
-        for number, (prompt, answer) in enumerate(stored):
-            if number not in texts.numbers:
+        known = {text.tokens.tobytes() for text in texts.texts}
+        number = max({-1, *(each for each in texts.numbers if each < FIRST_OWN)})
+        for prompt, answer in stored:
+            if np.append(prompt, answer).astype(np.int32).tobytes() not in known:
+                number += 1
                 texts.add(number, prompt, tuple(answer.tolist()))
         is_missing = time_share > 0 and (own_share > 0 or not texts.numbers.issuperset(range(2 * len(prompts))))
         is_missing = is_missing or not texts.numbers.issuperset(range(-len(options.held_out), 0))

@@ -96,7 +96,7 @@ def train(
     prompts = _leave_out(prompts, {*options.held_out}, report)
     loaded = read_source(source.path)
     work = work_folder_of(output)
-    with hold_work(work, output, describe_run(loaded, options, prompts, stored)):
+    with hold_work(work, output, describe_run(loaded, options, prompts)):
         folder = WorkFolder(work, loaded, options)
         target_name = source.origin.repository or loaded.source.name
         try:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edgespec import TokenIds, UsageError
+from edgespec import UsageError
 from edgespec.export.sources import LoadedSource
 from edgespec.system.disk import explain_write_errors, hold_lock, replace_file
 from edgespec.system.text_files import decode_text
@@ -172,15 +172,12 @@ def read_run(work: Path) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def describe_run(
-    loaded: LoadedSource, options: TrainingOptions, prompts: list[str], stored: list[tuple[TokenIds, TokenIds]]
-) -> dict[str, object]:
-    """The facts that must be as they were for a run to go on."""
-    answers = b"".join(each.tobytes() for text in stored for each in text)
+def describe_run(loaded: LoadedSource, options: TrainingOptions, prompts: list[str]) -> dict[str, object]:
+    """The facts that must be as they were for a run to go on; of stored answers there may be more."""
     return {
         "format": _FORMAT,
         "source": loaded.source.sha256,
-        "corpus": _hash(prompts) if prompts else hashlib.sha256(answers).hexdigest(),
+        "corpus": _hash(prompts) if prompts else "stored answers",
         **({"held-out prompts": _hash(options.held_out)} if options.held_out else {}),
         "draft_vocab_size": min(options.draft_vocab_size, loaded.config.vocab_size),
         "layers": read_layers(loaded, options.recipe.num_states),

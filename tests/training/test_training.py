@@ -26,6 +26,7 @@ from edgespec.training.network import HEAD, JOIN, MARKOV_HEAD, HeadShape, Networ
 from edgespec.training.objective import Agreement, agreement, backward, unroll, visible
 from edgespec.training.packing import Batch, Text, num_shared, pack
 from edgespec.training.stored_texts import TextsFile
+from edgespec.training.target import FIRST_OWN
 from edgespec.training.target_run import TargetRun
 from edgespec.training.train import _leave_out
 from edgespec.training.warm_start import head_shape, start_weights
@@ -386,6 +387,8 @@ def test_a_training_ends_when_each_token_was_seen_so_often(
     assert epochs * once <= seen <= epochs * once + 2 * 40
     rate = trainer._optimizer.param_groups[0]["lr"]
     assert rate < 0.2 * trainer._rate(99, 0.0), "the learning rate has fallen by then"
+    again = small_trainer(target, tmp_path, Recipe(epochs=epochs, whole_texts=whole))
+    assert again.run(600.0).num_batches == trainer.progress.num_batches + 1, "runs count together"
 
 
 def test_the_rate_of_learning_grows_with_the_root_of_the_rows_of_a_batch(target: Path, tmp_path: Path) -> None:
@@ -587,6 +590,22 @@ def test_prompts_of_a_corpus_that_are_held_out_are_left_out() -> None:
         _leave_out(["b"], {"b"}, said.append)
 
 
+def test_answers_that_were_stored_since_are_taken_beside_those_of_the_run_before(
+    target: Path, tmp_path: Path
+) -> None:
+    folder = WorkFolder(tmp_path, read_source(target), TrainingOptions(own_share=0.5))
+    run = TargetRun(folder, LocalSource(path=target), print)
+    stored = [(np.array([i, 1], np.int32), np.array([i, 2], np.int32)) for i in range(4)]
+    run.write_texts([], stored[1:3], nullcontext, 0.0, 0.0)  # type: ignore[arg-type]
+    folder.read_texts().add(FIRST_OWN, np.array([7], np.int32), (8,))
+    before = folder.read_texts().texts
+    run.write_texts([], stored, nullcontext, 0.0, 0.0)  # type: ignore[arg-type]
+    texts = folder.read_texts()
+    assert [text.tokens.tolist() for text in texts.texts[:3]] == [text.tokens.tolist() for text in before]
+    assert [text.tokens.tolist() for text in texts.texts[3:]] == [[0, 1, 0, 2], [3, 1, 3, 2]]
+    assert texts.numbers == {0, 1, 2, 3, FIRST_OWN}
+
+
 def test_prompts_without_an_answer_are_answered_though_the_target_wrote_many_texts_itself(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -612,7 +631,7 @@ def test_a_folder_of_an_earlier_version_or_with_other_held_out_prompts_is_refuse
     target: Path, tmp_path: Path
 ) -> None:
     def take_up(**options: Any) -> None:
-        kind = describe_run(read_source(target), TrainingOptions(**options), ["a"], [])
+        kind = describe_run(read_source(target), TrainingOptions(**options), ["a"])
         with hold_work(tmp_path / "head.work", tmp_path / "head", kind):
             pass
 
