@@ -126,7 +126,7 @@ def _train(options: argparse.Namespace) -> None:
     home = model_home(offline=options.offline)
     stored = _stored_answers(options.model, home) if options.from_answers else []
     prompts = [] if options.from_answers else read_corpus(options.corpus) if options.corpus else own_prompts()
-    source = home.source_of(options.model)
+    source, folder = home.source_of(options.model), home.fixed_folder(options.model)
     report = train(
         source,
         options.output,
@@ -135,6 +135,7 @@ def _train(options: argparse.Namespace) -> None:
         stored=stored,
         open_engine=partial(load_engine, options, drafter="auto", answer_cache=False, max_parallel=_AT_ONCE),
         report=info,
+        sha256=None if folder is None else edgespec.read_manifest(folder).source.sha256,
     )
     print_result(options, asdict(report), *_format(report))
     target = options.model if options.model in edgespec.CATALOG else source.path

@@ -74,6 +74,7 @@ def train(
     stored: list[tuple[TokenIds, TokenIds]],
     open_engine: Callable[[], Engine],
     report: Report,
+    sha256: str | None = None,
 ) -> TrainingReport:
     """Train a head and write it to output; the folder OUTPUT.work has what another run goes on from.
 
@@ -82,9 +83,10 @@ def train(
         prompts: That the target answers.
         stored: Prompts, or their ends, and answers that it wrote earlier, in their place.
         open_engine: Loads the target to answer.
+        sha256: Of the source that this target was exported from, if it was.
 
     Raises:
-        UsageError: There is too little text, or the folder is of another training.
+        UsageError: There is too little text, the folder is of another training, or the source of another target.
         SourceError: The source is damaged or unsupported.
         DeviceUnavailable: PyTorch has no such device here.
         MemoryExhausted: There is too little memory.
@@ -95,6 +97,11 @@ def train(
     find_device(options.device)
     prompts = _leave_out(prompts, {*options.held_out}, report)
     loaded = read_source(source.path)
+    if sha256 not in (None, loaded.source.sha256):
+        raise UsageError(
+            f"the model was made of other weights than {source.path} has, such as with an adapter; export a source "
+            "that has all its weights, and train for that"
+        )
     work = work_folder_of(output)
     with hold_work(work, output, describe_run(loaded, options, prompts)):
         folder = WorkFolder(work, loaded, options)

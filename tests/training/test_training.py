@@ -28,7 +28,7 @@ from edgespec.training.packing import Batch, Text, num_shared, pack
 from edgespec.training.stored_texts import TextsFile
 from edgespec.training.target import FIRST_OWN
 from edgespec.training.target_run import TargetRun
-from edgespec.training.train import _leave_out
+from edgespec.training.train import _leave_out, train
 from edgespec.training.warm_start import head_shape, start_weights
 from edgespec.training.work_folder import TrainingOptions, WorkFolder, describe_run, hold_work
 
@@ -474,6 +474,13 @@ def test_outputs_that_can_be_no_new_folder_are_refused(
     assert "--output" in capsys.readouterr().err
     assert run("train", target, "--output", tmp_path / "head", "--disk", "1K") == 2
     assert "--disk is '1K'" in capsys.readouterr().err
+
+
+def test_a_model_that_was_made_of_other_weights_is_refused(target: Path, tmp_path: Path) -> None:
+    options = {"prompts": ["a"], "stored": [], "open_engine": nullcontext, "report": print}
+    with pytest.raises(UsageError, match="made of other weights than .*tiny.gguf has, such as with an adapter"):
+        train(LocalSource(path=target), tmp_path / "head", TrainingOptions(), **options, sha256="of,both")
+    assert not (tmp_path / "head.work").exists()
 
 
 def test_a_device_that_is_not_there_is_refused_before_anything_is_made(
