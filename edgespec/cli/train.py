@@ -135,7 +135,7 @@ def _train(options: argparse.Namespace) -> None:
         stored=stored,
         open_engine=partial(load_engine, options, drafter="auto", answer_cache=False, max_parallel=_AT_ONCE),
         report=info,
-        sha256=None if folder is None else edgespec.read_manifest(folder).source.sha256,
+        sha256="" if folder is None else edgespec.read_manifest(folder).source.sha256,
     )
     print_result(options, asdict(report), *_format(report))
     target = options.model if options.model in edgespec.CATALOG else source.path
@@ -162,8 +162,8 @@ def _format(report: "TrainingReport") -> list[str]:
     rates = ", ".join(f"{rate:.1%}" for rate in report.agreement)
     return [
         f"agreement by position on {report.compared_drafts} drafts in {report.compared_texts} of "
-        f"{report.held_out_texts} held-out texts: {rates}; {report.coverage:.1%} of the tokens of their answers can "
-        "be drafted",
+        f"{report.held_out_texts} held-out texts: {rates}; {report.coverage:.1%} of the tokens of their answers "
+        "can be drafted",
         _format_gain(report.gain),
         f"trained for {report.training_s / 60:.0f} min on {report.texts} texts, {report.answer_tokens} tokens of "
         f"answers; each of {report.drafts} drafts was seen {report.trained_drafts / max(1, report.drafts):.1f} "

@@ -1,8 +1,7 @@
 """The checkpoint of a training: weights, their means and progress in one safetensors file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ import numpy as np
 from edgespec import ModelError, expected_tokens
 from edgespec.training.head_file import read_tensors, write_tensors
 from edgespec.training.network import HEAD, HeadShape
-from edgespec.training.packing import Floats, Text
+from edgespec.training.packing import Floats
 
 _MEAN = "mean."  # before the name of a weight
 
@@ -23,7 +22,7 @@ class TrainingProgress:
     num_drafts: That were trained on, in all.
     num_batches: Whose loss was a number, in all.
     used_s: Time of training, that before an interruption included.
-    best: Agreement of the best weights with held-out texts, by position; empty before the first comparison.
+    best: Agreement of the best weights with held-out texts, by position; empty before a run's first comparison.
     """
 
     num_drafts: int = 0
@@ -45,22 +44,20 @@ class TrainingCheckpoint(NamedTuple):
     progress: TrainingProgress
 
 
-def write_checkpoint(path: Path, checkpoint: TrainingCheckpoint, compared: Sequence[Text]) -> None:
-    """compared: The texts that its agreement is with. Raises DiskFull: There is no room; an earlier file stays."""
+def write_checkpoint(path: Path, checkpoint: TrainingCheckpoint) -> None:
+    """Write all but the agreement. Raises DiskFull: There is no room; an earlier file stays."""
     weights, means, progress = checkpoint
     metadata = {
         "num_drafts": str(progress.num_drafts),
         "num_batches": str(progress.num_batches),
         "used_s": str(progress.used_s),
-        "best": " ".join(map(str, progress.best)),
-        "compared": _key_of(compared),
     }
     trained = {_MEAN + name: each for name, each in means.items() if name != HEAD}
     write_tensors(path, {**weights, **trained}, metadata)
 
 
-def read_checkpoint(path: Path, shape: HeadShape, compared: Sequence[Text]) -> TrainingCheckpoint:
-    """A checkpoint of a head of this shape; agreement with other texts is left out.
+def read_checkpoint(path: Path, shape: HeadShape) -> TrainingCheckpoint:
+    """A checkpoint of a head of this shape.
 
     One without means has its weights in their place.
 
@@ -73,12 +70,6 @@ def read_checkpoint(path: Path, shape: HeadShape, compared: Sequence[Text]) -> T
     means = {name: tensors.get(_MEAN + name, each) for name, each in weights.items()}
     if any({name: each.shape for name, each in kind.items()} != shape.weights for kind in (weights, means)):
         raise ModelError(f"{path} is of a head of other sizes; remove its folder and train again")
-    best = tuple(map(float, stated["best"].split())) if stated.get("compared") == _key_of(compared) else ()
     num_batches = int(stated.get("num_batches", 0))
-    progress = TrainingProgress(int(stated["num_drafts"]), num_batches, float(stated["used_s"]), best)
+    progress = TrainingProgress(int(stated["num_drafts"]), num_batches, float(stated["used_s"]))
     return TrainingCheckpoint(weights, means, progress)
-
-
-def _key_of(texts: Sequence[Text]) -> str:
-    """A name of texts by their tokens."""
-    return sha256(b"|".join(np.asarray(text.tokens, np.int32).tobytes() for text in texts)).hexdigest()[:16]

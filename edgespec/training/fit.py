@@ -94,8 +94,8 @@ class Trainer:
 
     What is compared and saved is a running mean of the weights over the last batches (Polyak and Juditsky 1992).
 
-    num_drafts: That begin in the texts, each seen once in a round.
-    compared: The held-out texts that are compared with. num_compared: The drafts in them, once they were.
+    num_a_round: The drafts that begin in the texts.
+    compared, compared_drafts: The held-out texts that are compared with; the drafts in them, once they were.
     save_best: Called with the mean each time that it is the best so far.
     """
 
@@ -113,7 +113,7 @@ class Trainer:
     ) -> None:
         """Go on from the checkpoint, if there is one.
 
-        saved: The weights that save_best wrote earlier, if they are still there, which others must beat.
+        saved: The weights that save_best wrote in an earlier run, if they are there, which others must beat.
 
         Raises ModelError: The checkpoint is damaged, or of another head.
         """
@@ -124,15 +124,13 @@ class Trainer:
             first = max(1, num_shared(data.texts))
             data = data._replace(texts=[text._replace(num_prompt=first) for text in data.texts])
         self._shape, self._data, self._path, self._save_best = shape, data, checkpoint, save_best
-        self.num_drafts = sum(max(0, len(text.tokens) - text.num_prompt - 1) for text in data.texts)
+        self.num_a_round = sum(max(0, len(text.tokens) - text.num_prompt - 1) for text in data.texts)
         self.device = find_device(device)
         is_gpu = self.device != "cpu"
         self.compared = even_sample(data.held_out, _GPU_COMPARED_TOKENS if is_gpu else _COMPARED_TOKENS)
         weights, means, self.progress = TrainingCheckpoint(start, start, TrainingProgress())
         if checkpoint.exists():
-            weights, means, self.progress = read_checkpoint(checkpoint, shape, self.compared)
-        if saved is None:
-            self.progress = replace(self.progress, best=())
+            weights, means, self.progress = read_checkpoint(checkpoint, shape)
         self._weights = {name: torch.tensor(each, device=self.device) for name, each in weights.items()}
         for name, each in self._weights.items():
             each.requires_grad_(name != HEAD)
@@ -146,7 +144,7 @@ class Trainer:
         )
         self.precision = faster_precision(self.device)
         self._rng = np.random.default_rng(self.progress.num_drafts)
-        self._num_rows, self._num_lost, self.num_compared = _GPU_ROWS if is_gpu else _ROWS, 0, 0
+        self._num_rows, self._num_lost, self.compared_drafts = _GPU_ROWS if is_gpu else _ROWS, 0, 0
         self._rows = _copy_rows(data.rows, self.device)
 
     def run(self, limit_s: float) -> TrainingProgress:
@@ -158,11 +156,10 @@ class Trainer:
             MemoryExhausted: There is no memory for a small batch.
             EdgeSpecError: The loss is no number any more.
         """
-        wanted = self._recipe.epochs * self.num_drafts
+        wanted = self._recipe.epochs * self.num_a_round
         began = saved = monotonic()
         compare_s = max(_COMPARE_S, limit_s / _NUM_COMPARISONS)
-        if not self.progress.best:
-            self._compare_first()
+        self._compare_first()
         compared = monotonic()
         try:
             for number, batch in enumerate(self._batches()):
@@ -196,7 +193,7 @@ class Trainer:
         return [torch.tensor(weights[name], device=self.device) for name in self._weights if name != HEAD]
 
     def _compare_first(self) -> None:
-        """Compare what the training begins with: the weights that are saved, else those at hand, which are saved."""
+        """Compare the weights that are saved; where there are none, those at hand, which are saved then."""
         if self._saved is None:
             self.compare()
             return
@@ -230,16 +227,14 @@ class Trainer:
             with self._averaged(), self._autocast():
                 one = agreement(self._network, batch, self._features(batch), NUM_COMPARED, self._ids)
             reached, right = reached + one.reached, right + one.right
-        self.num_compared = int(reached[0])
+        self.compared_drafts = int(reached[0])
         return Agreement(reached, right)
 
     def save(self) -> None:
         """Write the checkpoint."""
         weights = self._arrays()
         with self._averaged():
-            write_checkpoint(
-                self._path, TrainingCheckpoint(weights, self._arrays(), self.progress), self.compared
-            )
+            write_checkpoint(self._path, TrainingCheckpoint(weights, self._arrays(), self.progress))
 
     def _batches(self) -> Iterator[Batch]:
         while True:

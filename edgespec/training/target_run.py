@@ -133,7 +133,12 @@ class TargetRun:
         time_share: float,
         own_share: float,
     ) -> float:
-        options, began, before, limit_s = self.folder.options, monotonic(), texts.num_answer_tokens, self._answers_s
+        options, began, before, limit_s = (
+            self.folder.options,
+            monotonic(),
+            texts.num_answer_tokens,
+            self._answers_s,
+        )
         longest, most_tokens = options.longest_answer, self.folder.most_tokens
         write = partial(write_answers, writer, texts=texts, longest=longest, most_tokens=most_tokens)
         num_too_long = 0
@@ -148,7 +153,7 @@ class TargetRun:
             self.report(f"the target answers {own}, for at most {time_share * left_s / 60:.0f} min")
             limit_s = time_share * left_s
             num_too_long += write(prompts, own_share=own_share, num_stored=num_stored, limit_s=limit_s)
-        made, taken_s = texts.num_answer_tokens - before, monotonic() - began
+        made, taken_s = texts.num_answer_tokens - before, max(1e-3, monotonic() - began)
         self.report(f"it wrote {made} tokens of answers in {taken_s:.0f} s, {made / taken_s:.0f} a second")
         if num_too_long:
             self.report(

@@ -74,7 +74,7 @@ def train(
     stored: list[tuple[TokenIds, TokenIds]],
     open_engine: Callable[[], Engine],
     report: Report,
-    sha256: str | None = None,
+    sha256: str = "",
 ) -> TrainingReport:
     """Train a head and write it to output; the folder OUTPUT.work has what another run goes on from.
 
@@ -83,7 +83,7 @@ def train(
         prompts: That the target answers.
         stored: Prompts, or their ends, and answers that it wrote earlier, in their place.
         open_engine: Loads the target to answer.
-        sha256: Of the source that this target was exported from, if it was.
+        sha256: Of the source that this target was exported from, if that is known.
 
     Raises:
         UsageError: There is too little text, the folder is of another training, or the source of another target.
@@ -97,10 +97,10 @@ def train(
     find_device(options.device)
     prompts = _leave_out(prompts, {*options.held_out}, report)
     loaded = read_source(source.path)
-    if sha256 not in (None, loaded.source.sha256):
+    if sha256 not in ("", loaded.source.sha256):
         raise UsageError(
-            f"the model was made of other weights than {source.path} has, such as with an adapter; export a source "
-            "that has all its weights, and train for that"
+            f"the model was made of other weights than {source.path} has, such as with an adapter; export a "
+            "source that has all its weights, and train for that"
         )
     work = work_folder_of(output)
     with hold_work(work, output, describe_run(loaded, options, prompts)):
@@ -120,8 +120,8 @@ def train(
                 raise
             problem = str(error).partition("\n")[0] or "out of memory"
             raise MemoryExhausted(
-                f"there is no memory for the training ({problem}); what was made is in {work}. End other programs, "
-                "or choose another --train-device or a smaller --draft-vocab"
+                f"there is no memory for the training ({problem}); what was made is in {work}. End other "
+                "programs, or choose another --train-device or a smaller --draft-vocab"
             ) from None
 
 
@@ -240,9 +240,7 @@ class HeadTraining:
         show_progress("")
         return tokens
 
-    def _describe(
-        self, shape: HeadShape, data: Data, trainer: Trainer, profile: Profile | None
-    ) -> TrainingReport:
+    def _describe(self, shape: HeadShape, data: Data, trainer: Trainer, profile: Profile | None) -> TrainingReport:
         progress = trainer.progress
         answers = np.concatenate([text.tokens[text.num_prompt :] for text in data.held_out])
         return TrainingReport(
@@ -250,8 +248,8 @@ class HeadTraining:
             answer_tokens=sum(len(text.tokens) - text.num_prompt for text in data.texts),
             held_out_texts=len(data.held_out),
             compared_texts=len(trainer.compared),
-            compared_drafts=trainer.num_compared,
-            drafts=trainer.num_drafts,
+            compared_drafts=trainer.compared_drafts,
+            drafts=trainer.num_a_round,
             trained_drafts=progress.num_drafts,
             training_s=progress.used_s,
             precision=trainer.precision,

@@ -17,7 +17,9 @@ def test_a_report_says_on_what_was_compared_and_how_often_each_draft_was_seen() 
     drafts = {"compared_drafts": 2105, "drafts": 230_000, "trained_drafts": 1_150_000}
     rest = {"training_s": 840.0, "precision": "bf16", "agreement": (0.352, 0.31), "coverage": 0.95, "gain": None}
     first, _, last = _format(TrainingReport(**texts, **drafts, **rest))
-    assert first.startswith("agreement by position on 2105 drafts in 12 of 37 held-out texts: 35.2%, 31.0%; 95.0% of")
+    assert first.startswith(
+        "agreement by position on 2105 drafts in 12 of 37 held-out texts: 35.2%, 31.0%; 95.0% of"
+    )
     assert last.endswith("100000 tokens of answers; each of 230000 drafts was seen 5.0 times, all runs together")
 
 

@@ -3,6 +3,7 @@
 import json
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,7 @@ def test_agreement_counts_drafts_until_their_first_wrong_token(target: Path) -> 
     features, ids = torch.tensor(states[batch.stored]), torch.tensor(tokens.astype(np.int64))
     network.weights[HEAD].zero_()
     network.weights[HEAD][7] = 1e-3  # every draft is of one token, or where that is less likely of the first
-    first = np.random.default_rng(4).random(batch.tokens.shape) < 0.5
+    first = np.random.default_rng(4).random(batch.tokens.shape) < 0.3
     batch = replace(batch, tokens=np.where(first, tokens[7], tokens[0]).astype(np.int64))
     found, reached, right = agreement(network, batch, features, 3, ids), [0, 0, 0], [0, 0, 0]
     with torch.no_grad():
@@ -159,7 +160,7 @@ def test_agreement_counts_drafts_until_their_first_wrong_token(target: Path) -> 
             right[i] += 1
     assert found.reached.tolist() == reached
     assert found.right.tolist() == right
-    assert found.rates == tuple(a / b for a, b in zip(right, reached, strict=True))
+    assert found.rates == pytest.approx(np.array(right) / reached)
     assert 0 < right[1] < reached[1]
 
 
@@ -183,7 +184,7 @@ def test_the_held_out_texts_that_are_compared_are_an_even_sample_of_all() -> Non
     found = [int(text.tokens[0]) for text in fit.even_sample(texts, 2000)]
     assert len(found) == 20
     assert found[0] == 0
-    assert {b - a for a, b in zip(found, found[1:], strict=False)} == {3, 4}
+    assert {b - a for a, b in pairwise(found)} == {3, 4}
     assert 70 - found[-1] <= 4
     assert fit.even_sample(texts, 7000) == texts
     assert fit.even_sample(texts[:3], 50) == texts[:1]
@@ -192,26 +193,6 @@ def test_the_held_out_texts_that_are_compared_are_an_even_sample_of_all() -> Non
 
 def run(*arguments: object) -> int:
     return main([str(each) for each in arguments])
-
-
-def test_agreement_with_other_held_out_texts_does_not_count_when_training_goes_on(
-    target: Path, tmp_path: Path
-) -> None:
-    shape, network, tokens = made_network(target)
-    weights = {name: each.numpy() for name, each in network.weights.items()}
-    texts = [Text(np.arange(12, dtype=np.int32) + i, 4, 12 * i) for i in range(3)]
-    states = np.random.default_rng(2).normal(size=(36, tiny.HIDDEN)).astype(np.float16)
-    embedding = made_heads.target_weights()["model.embed_tokens.weight"]
-
-    def trainer(held_out: list[Text]) -> Trainer:
-        data = Data(states, texts, held_out, embedding, weights[HEAD], tokens)
-        return Trainer(shape, data, weights, tmp_path / "checkpoint", lambda best: None, "cpu", saved=weights)
-
-    first = trainer(texts[:1])
-    assert first.compare().reached[0] == first.num_compared == 3  # of the eight tokens, those that five follow
-    first.save()
-    assert trainer(texts[:1]).progress.best == first.progress.best != ()
-    assert trainer(texts[:2]).progress.best == ()
 
 
 def small_trainer(target: Path, folder: Path, recipe: Recipe | None = None, *, broken: bool = False) -> Trainer:
@@ -265,7 +246,7 @@ def test_what_is_compared_and_goes_on_is_the_mean_of_the_weights(target: Path, t
         mean = mean + max(0.005, 9 / (10 + i)) * (each - mean)
     assert np.abs(saved[-1][JOIN] - mean).max() < 1e-6 < np.abs(mean - ran[-1]).max()
     after = small_trainer(target, tmp_path)
-    assert after.progress == replace(progress, num_since_best=0)
+    assert after.progress == replace(progress, best=(), num_since_best=0)
     assert np.array_equal(after._arrays()[JOIN], ran[-1])
     with after._averaged():
         assert np.abs(after._arrays()[JOIN] - mean).max() < 1e-6
@@ -326,7 +307,8 @@ def test_batches_are_halved_until_there_is_memory_for_them(
 def test_comparisons_too_are_halved_until_there_is_memory_for_them(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted, widths = small_trainer(target, tmp_path).compare(), list[int]()
+    wanted, widths = (trainer := small_trainer(target, tmp_path)).compare(), list[int]()
+    assert wanted.reached[0] == trainer.compared_drafts == 31  # of 36 tokens of an answer, those that five follow
 
     def bounded(network: Network, batch: Batch, *arguments: Any) -> Agreement:
         widths.append(batch.tokens.shape[1])
@@ -365,7 +347,10 @@ def test_too_little_memory_in_any_stage_ends_the_command_in_words(
 def test_a_target_whose_weights_a_gpu_has_no_room_for_is_not_read(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, free = TargetRun(WorkFolder(tmp_path, read_source(target), TrainingOptions()), LocalSource(path=target), print), 0
+    run, free = (
+        TargetRun(WorkFolder(tmp_path, read_source(target), TrainingOptions()), LocalSource(path=target), print),
+        0,
+    )
     monkeypatch.setattr(WorkFolder, "device", "cuda")
     monkeypatch.setattr(target_run, "faster_precision", lambda device: "bf16")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 1 << 40))
@@ -382,7 +367,7 @@ def test_a_training_ends_when_each_token_was_seen_so_often(
     trainer._num_rows = 80
     # Answers of 36 tokens behind prompts of four, after each of which but the last a draft begins.
     once = 11 * (38 if whole else 35)
-    assert trainer.num_drafts == once
+    assert trainer.num_a_round == once
     seen = trainer.run(600.0).num_drafts
     assert epochs * once <= seen <= epochs * once + 2 * 40
     rate = trainer._optimizer.param_groups[0]["lr"]
@@ -398,31 +383,7 @@ def test_the_rate_of_learning_grows_with_the_root_of_the_rows_of_a_batch(target:
     assert trainer._rate(99, 0.0) == pytest.approx(0.02)
 
 
-def test_a_head_that_was_removed_is_written_again_though_it_was_better(target: Path, tmp_path: Path) -> None:
-    shape, network, tokens = made_network(target)
-    weights = {name: each.numpy() for name, each in network.weights.items()}
-    texts = [Text(np.arange(12, dtype=np.int32), 4, 0)]
-    states = np.random.default_rng(2).normal(size=(12, tiny.HIDDEN)).astype(np.float16)
-    data = Data(
-        states, texts, texts, made_heads.target_weights()["model.embed_tokens.weight"], weights[HEAD], tokens
-    )
-    written = []
-
-    def compare(*, is_there: bool = True) -> None:
-        given = tmp_path / "checkpoint", lambda best: written.append(1), "cpu"
-        trainer = Trainer(shape, data, weights, *given, saved=weights if is_there else None)
-        trainer.compare()
-        trainer.save()
-
-    compare()
-    compare()
-    assert len(written) == 1
-    compare(is_there=False)
-    assert len(written) == 2
-
-
 def test_a_head_that_is_there_is_replaced_only_by_a_better_one(target: Path, tmp_path: Path) -> None:
-    """Also where no agreement of it is known: the checkpoint is lost, or other texts are held out."""
     trainer = small_trainer(target, tmp_path, Recipe(epochs=0.01))
     trainer._saved, written = trainer._arrays(), []
     trainer._save_best = written.append  # type: ignore[assignment]
@@ -459,8 +420,6 @@ def test_a_head_that_could_not_be_written_is_not_the_best(target: Path, tmp_path
     with pytest.raises(DiskFull):
         trainer.compare()
     assert trainer.progress.best == ()
-    trainer.save()
-    assert small_trainer(target, tmp_path).progress.best == ()
 
 
 @pytest.mark.parametrize("output", [".", "/", "..", "corpus.txt/head"])
@@ -478,7 +437,7 @@ def test_outputs_that_can_be_no_new_folder_are_refused(
 
 def test_a_model_that_was_made_of_other_weights_is_refused(target: Path, tmp_path: Path) -> None:
     options = {"prompts": ["a"], "stored": [], "open_engine": nullcontext, "report": print}
-    with pytest.raises(UsageError, match="made of other weights than .*tiny.gguf has, such as with an adapter"):
+    with pytest.raises(UsageError, match=r"made of other weights than .*tiny\.gguf has, such as with an adapter"):
         train(LocalSource(path=target), tmp_path / "head", TrainingOptions(), **options, sha256="of,both")
     assert not (tmp_path / "head.work").exists()
 
