@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx_ir as ir
@@ -15,7 +14,15 @@ from edgespec.export.folder_check import check_folder
 from edgespec.export.graph import DRAFT_HEAD, build_graphs
 from edgespec.export.layout import VOCAB_SUBSET, lay_out, require_ids
 from edgespec.export.options import ExportOptions, Trimming, frequent_tokens
-from edgespec.export.output import ExportProgress, atomic_folder, finish, hash_files, require_absent, write_text
+from edgespec.export.output import (
+    ExportProgress,
+    atomic_folder,
+    finish,
+    hash_files,
+    partial_folder,
+    require_absent,
+    write_text,
+)
 from edgespec.export.plan import PlannedModel, can_be_checked, plan_model, require_memory
 from edgespec.export.precision import BLOCK_SIZES
 from edgespec.export.sources import LoadedSource
@@ -218,9 +225,9 @@ def _find_passing(export: _Export, options: ExportOptions, output: Path, report:
     for other in _MORE_EXACT[_MORE_EXACT.index(precision) + 1 :]:
         report(f"{precision} loses too much; trying {other}")
         try:
-            with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
+            with partial_folder(output, 0, report) as folder:
                 wanted = replace(options, precision=other)
-                check = export.run(wanted, Path(folder) / other, lambda line: None, True).check
+                check = export.run(wanted, folder / other, lambda line: None, True).check
         except (PrecisionLoss, DiskFull, MemoryExhausted, SourceError, UsageError):
             continue
         if check is not None:

@@ -57,6 +57,18 @@ def atomic_folder(output: Path, needed_bytes: int = 0, report: Report = lambda l
         UsageError: Output exists already, or cannot be written.
         DiskFull: There is no room for needed_bytes.
     """
+    with partial_folder(output, needed_bytes, report) as folder:
+        yield folder
+        try:
+            install_folder(folder, output)
+        except OSError:
+            require_absent(output)  # made by hand: every export holds the lock
+            raise
+
+
+@contextmanager
+def partial_folder(output: Path, needed_bytes: int, report: Report) -> Iterator[Path]:
+    """A temporary sibling of output that vanishes at the end of the block; raises as atomic_folder does."""
     with clean_up_on_signals(), _lock_output(output, report):
         require_absent(output)
         folder = output.with_name(f".{output.name}.partial")
@@ -68,11 +80,6 @@ def atomic_folder(output: Path, needed_bytes: int = 0, report: Report = lambda l
                 folder.mkdir()
                 require_disk_space(folder, needed_bytes, RESERVE_BYTES)
                 yield folder
-                try:
-                    install_folder(folder, output)
-                except OSError:
-                    require_absent(output)  # made by hand: every export holds the lock
-                    raise
         finally:
             with defer_signals():  # else a second Ctrl-C, or one that is passed on, leaves a part of the folder
                 shutil.rmtree(folder, ignore_errors=True)

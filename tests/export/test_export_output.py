@@ -12,10 +12,12 @@ import pytest
 from refusals import assert_refused
 
 import edgespec.system.disk
-from edgespec.errors import DiskFull, EdgeSpecError, UsageError
+from edgespec.errors import DiskFull, EdgeSpecError, PrecisionLoss, UsageError
 from edgespec.export.convert import export_model
+from edgespec.export.options import ExportOptions
 from edgespec.export.output import atomic_folder
 from edgespec.manifest import read_manifest
+from edgespec.setup.downloads import delete_abandoned_exports
 from edgespec.system.file_hashes import verify_files
 
 # Where an export is killed: after its first lines of progress, at a write, before and after each step.
@@ -101,6 +103,24 @@ def test_leftovers_of_outputs_with_longer_names_are_left_alone(tiny_gguf: Path, 
     other.mkdir()
     export_model(tiny_gguf, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".out.int4.partial", "out"]
+
+
+def test_prune_finds_the_trial_of_another_precision_once_it_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places: set[Path] = set()
+
+    def run(export: object, options: ExportOptions, output: Path, *others: object) -> None:
+        if options.precision != "int4":
+            places.add(output.parent)
+            assert delete_abandoned_exports(tmp_path / "new", is_dry=True) == 0, "it is held while it is made"
+        raise PrecisionLoss("int4 loses too much", precision="int4")
+
+    monkeypatch.setattr("edgespec.export.convert._Export.run", run)
+    with pytest.raises(PrecisionLoss, match="No other precision was found to pass"):
+        export_model(tmp_path / "model.gguf", tmp_path / "new" / "out", precision="int4")
+    assert places == {tmp_path / "new" / ".out.partial"}
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
