@@ -243,7 +243,7 @@ def delete_abandoned_exports(models: Path, *, is_dry: bool) -> int:
     """Delete what exports that were killed have left in a folder, unless is_dry; returns its bytes."""
     size = 0
     for folder in models.glob(".*.partial"):
-        with suppress(TimeoutError), hold_lock(models / folder.name.replace(".partial", _LOCK), timeout_s=0.0):
+        with suppress(TimeoutError), hold_lock(folder.with_suffix(_LOCK), timeout_s=0.0):
             size += sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
             if not is_dry:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -21,7 +21,7 @@ from edgespec.setup.home import DeviceFacts, ModelHome
 from edgespec.setup.pair import DRAFTER, TARGET, part_folders, read_pair, require_pair_file
 from edgespec.setup.snapshot import Preview
 from edgespec.setup.source_names import near_names
-from edgespec.system.disk import explain_change
+from edgespec.system.disk import explain_change, hold_lock
 from edgespec.system.file_hashes import verify_files
 
 _IN_USE = "close what uses it, or change the permissions of the folder that it lies in"
@@ -168,17 +168,20 @@ class Inventory:
             self.home.report(f"{str(error).rpartition('; ')[0] or error}; preparing it again")
         self.require_unused(folder.name)
         aside = folder.with_name(f".{folder.name}.damaged.partial")
-        with explain_change(f"replace {folder}", _IN_USE):
-            os.rename(folder, aside)
-        try:
-            repaired = resolve()
-        except BaseException:
-            os.rename(aside, folder)
-            raise
-        for path in aside.iterdir():
-            if path.name not in _MEASURED and not os.path.lexists(repaired / path.name):
-                os.rename(path, repaired / path.name)
-        shutil.rmtree(aside, ignore_errors=True)
+        with ExitStack() as held:
+            with explain_change(f"replace {folder}", _IN_USE):
+                held.enter_context(hold_lock(aside.with_suffix(".lock")))  # else models prune deletes it
+                shutil.rmtree(aside, ignore_errors=True)  # of a repair that was killed
+                os.rename(folder, aside)
+            try:
+                repaired = resolve()
+            except BaseException:
+                os.rename(aside, folder)
+                raise
+            for path in aside.iterdir():
+                if path.name not in _MEASURED and not os.path.lexists(repaired / path.name):
+                    os.rename(path, repaired / path.name)
+            shutil.rmtree(aside, ignore_errors=True)
         return repaired
 
     def export(self, source: str, output: Path, revision: str | None = None, **settings: Any) -> Manifest:

@@ -259,6 +259,24 @@ def test_pull_leaves_a_damaged_model_whose_source_is_not_known(
     assert (home.models / "tiny" / "tokenizer.json").is_file()
 
 
+def test_prune_leaves_a_model_alone_that_is_being_repaired(
+    home: ModelHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home.models / "tiny" / "tokenizer.json").write_text("damaged")
+    (home.models / ".tiny.damaged.partial").mkdir()  # of a repair that was killed
+    (home.models / ".tiny.damaged.partial" / "model.onnx").touch()
+
+    def resolve(*model: str, **about: Any) -> Path:
+        Inventory(home).prune()
+        raise ModelError("no network")
+
+    monkeypatch.setattr(ModelHome, "resolve", resolve)
+    with pytest.raises(ModelError, match="no network"):
+        Inventory(home).repaired("tiny", "cpu")
+    assert (home.models / "tiny" / "tokenizer.json").read_text() == "damaged"
+    assert [path.name for path in home.models.iterdir()] == ["tiny"]
+
+
 def test_use_is_remembered_and_forgotten_with_the_model(home: ModelHome, tmp_path: Path) -> None:
     assert next(Inventory(home).models()).last_used is None
     load(home.models / "tiny", drafter="none", home=home.path).close()
