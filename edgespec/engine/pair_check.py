@@ -89,7 +89,7 @@ def check_pair(
         check = measure_pair(engine, own, other, report)
     if pair is not None:
         devices = device_key(placement.device), device_key(placement.drafter_device)
-        record_check(pair, check, devices, (own.folder, other.folder))
+        record_check(pair.folder, check, devices, (own.folder, other.folder))
     return check
 
 

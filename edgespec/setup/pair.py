@@ -18,12 +18,13 @@ from edgespec.manifest import FILE_NAME as MANIFEST_FILE
 from edgespec.manifest import read_manifest
 from edgespec.setup.learned_file import LearnedFile, files_beside
 from edgespec.system.command_line import quote
-from edgespec.system.disk import replace_file
+from edgespec.system.disk import hold_lock, replace_file
 from edgespec.system.file_hashes import file_record
 from edgespec.system.typed_json import read_as, read_json, require_known_fields
 from edgespec.types import Report
 
 FILE_NAME = "pair.json"
+_LOCK = ".pair.lock"
 SCHEMA_VERSION = 2
 _LARGEST_BYTES = 1 << 20  # a check has 1 kB
 TARGET, DRAFTER = "target", "drafter"  # the folders beside it
@@ -219,13 +220,15 @@ def write_pair(folder: Path, checks: Sequence[CheckOnDevices] = ()) -> None:
     replace_file(folder / FILE_NAME, (json.dumps(document, indent=2) + "\n").encode(), 0o666)
 
 
-def record_check(pair: Pair, check: PairCheck, devices: tuple[str, str], parts: tuple[Path, Path]) -> None:
+def record_check(folder: Path, check: PairCheck, devices: tuple[str, str], parts: tuple[Path, Path]) -> None:
     """Write a check on two devices into a pair folder, in place of an earlier one on them."""
     target, drafter = devices
-    others = [each for each in pair.checks if (each.target_device, each.drafter_device) != devices]
-    manifests = _manifest_hashes(pair.folder, [cast(PartName, part.name) for part in parts])
+    manifests = _manifest_hashes(folder, [cast(PartName, part.name) for part in parts])
     new = CheckOnDevices(target_device=target, drafter_device=drafter, manifests=manifests, check=check)
-    write_pair(pair.folder, [*others, new])
+    with hold_lock(folder / _LOCK):  # another process may write the check on other devices
+        pair = read_pair(folder) or Pair(folder, ())
+        others = [each for each in pair.checks if (each.target_device, each.drafter_device) != devices]
+        write_pair(folder, [*others, new])
 
 
 def forms_of(folder: Path, part: str) -> dict[str, Path]:

@@ -18,7 +18,7 @@ from edgespec.memory.estimate import estimate_full_context, estimate_memory
 from edgespec.memory.free_memory import RESERVE_BYTES, FreeMemory
 from edgespec.runtimes.probe import DeviceProbe
 from edgespec.setup.home import ModelHome
-from edgespec.setup.pair import Pair, PairCheck, record_check
+from edgespec.setup.pair import PairCheck, record_check
 from edgespec.setup.planner import SCHEDULES
 from edgespec.setup.profile import FILE_NAME
 
@@ -205,7 +205,7 @@ def test_drafter_of_a_pair_is_planned_without_its_name(
     verdict = {"target": "tiny", "drafter": "tiny-int4", "verdict": "it pays", "reason": ""}
     alike = {"same_special_tokens": True, "same_chat_template": True, "num_draft": 2, "pays": True}
     check = PairCheck(**gains, **verdict, **alike)
-    record_check(Pair(tmp_path, ()), check, ("cpu", "cpu"), (tmp_path / "target", tmp_path / "drafter"))
+    record_check(tmp_path, check, ("cpu", "cpu"), (tmp_path / "target", tmp_path / "drafter"))
     code, out, _ = run(capsys, tmp_path, "--json")
     document = json.loads(out)
     assert (code, list(document["chances"])) == (0, ["tiny-int4"])

@@ -24,7 +24,7 @@ from edgespec.setup.drafter_ranking import PossibleDrafter, Ranking
 from edgespec.setup.drafting_target import rate_of
 from edgespec.setup.home import ModelHome
 from edgespec.setup.open_model import ModelFolder, weights_bytes
-from edgespec.setup.pair import DRAFTER, TARGET, Pair, PairCheck, read_pair, record_check
+from edgespec.setup.pair import DRAFTER, TARGET, PairCheck, read_pair, record_check
 from edgespec.setup.planner import Layout, plan_on
 from edgespec.setup.profile import FILE_NAME, DrafterProfile, LearnedStats, Profile, write_learned_stats
 from edgespec.setup.resolve import find_known_devices
@@ -153,7 +153,7 @@ def make_pair(home: ModelHome, folder: Path, gain: float) -> None:
     alike = {"same_special_tokens": True, "same_chat_template": True, "num_draft": 2, "pays": gain >= 1.05}
     shares = {"greedy_acceptance": 0.9, "sampled_acceptance": 0.9, "draft_cost": 0.1, "expected_gain": gain}
     check = PairCheck(target="tiny", drafter="tiny-int4", verdict="", reason="", **alike, **shares)
-    record_check(Pair(folder, ()), check, ("cpu", "cpu"), (folder / TARGET, folder / DRAFTER))
+    record_check(folder, check, ("cpu", "cpu"), (folder / TARGET, folder / DRAFTER))
 
 
 def test_pairs_of_the_home_and_of_this_folder_have_the_gain_of_their_checks(home: ModelHome) -> None:

@@ -3,8 +3,10 @@
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from time import sleep
 
 import pytest
 import tiny
@@ -139,8 +141,21 @@ def pair(tiny_model: Path, tiny_drafter: Path, tmp_path: Path) -> Path:
 def measured(folder: Path, device: Device, drafter_device: Device, *, pays: bool, target: str = "target") -> Path:
     keys = device_key(device), device_key(drafter_device)
     check = replace(CHECK, pays=pays, reason="" if pays else "it costs")
-    record_check(read_pair(folder) or Pair(folder, ()), check, keys, (folder / target, folder / "drafter"))
+    record_check(folder, check, keys, (folder / target, folder / "drafter"))
     return folder
+
+
+def test_checks_of_one_pair_that_end_at_once_are_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = ["cpu", "cuda", "qnn"]
+    monkeypatch.setattr("edgespec.setup.pair.read_pair", lambda folder: (read_pair(folder), sleep(0.02))[0])
+    parts = (tmp_path / "target", tmp_path / "drafter")
+    with ThreadPoolExecutor() as pool:
+        for device in devices:
+            pool.submit(record_check, tmp_path, CHECK, (device, "cpu"), parts)
+    found = read_pair(tmp_path)
+    assert found is not None
+    assert sorted(each.target_device for each in found.checks) == devices
+    assert [path.name for path in tmp_path.iterdir()] == ["pair.json"]
 
 
 def add_form(pair: Path, part: str, form: str) -> None:
