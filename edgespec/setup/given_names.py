@@ -3,7 +3,8 @@
 import json
 import os
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edgespec.config.drafter_names import WORDS
@@ -12,10 +13,10 @@ from edgespec.manifest import FILE_NAME
 from edgespec.runtimes.device_names import device_names
 from edgespec.setup.catalog import CATALOG
 from edgespec.system.console import warn
-from edgespec.system.disk import put_aside, replace_file
+from edgespec.system.disk import hold_lock, put_aside, replace_file
 from edgespec.system.typed_json import read_as, read_json
 
-_FILE = "names.json"
+_FILE, _LOCK = "names.json", ".names.lock"
 _WAS = "was/"  # before each name that a model had, which may also be that of another source's folder
 _FROM = "from/"  # before each name of a model whose source is on this machine or the hub
 _NAME = re.compile(r"\w[\w.+-]{0,95}")
@@ -57,13 +58,16 @@ def current_name(home: Path, name: str) -> str:
 
 def note_name(home: Path, old: str, new: str) -> None:
     """Remember that a model has another name now, under the name that its folder had at first and since."""
-    names = {former: given for former, given in _read(home).items() if given != new and former != f"{_WAS}{new}"}
-    has_first = any(given == old and not former.startswith(_WAS) for former, given in names.items())
-    moved = {former: new if given == old else given for former, given in names.items()}
-    noted = moved if has_first else {**moved, old: new}
-    if source := noted.pop(f"{_FROM}{old}", None):
-        noted[f"{_FROM}{new}"] = source
-    replace_file(home / _FILE, json.dumps({**noted, f"{_WAS}{old}": new}, indent=1).encode())
+    with _changing(home) as noted:
+        kept = {former: given for former, given in noted.items() if given != new and former != f"{_WAS}{new}"}
+        has_first = any(given == old and not former.startswith(_WAS) for former, given in kept.items())
+        noted.clear()
+        noted.update({former: new if given == old else given for former, given in kept.items()})
+        if not has_first:
+            noted[old] = new
+        if source := noted.pop(f"{_FROM}{old}", None):
+            noted[f"{_FROM}{new}"] = source
+        noted[f"{_WAS}{old}"] = new
 
 
 def source_of(home: Path, name: str) -> str | None:
@@ -73,8 +77,17 @@ def source_of(home: Path, name: str) -> str | None:
 
 def note_source(home: Path, name: str, source: str) -> None:
     """Remember the source of a model by its name, if the home can be written to."""
-    with suppress(OSError):
-        replace_file(home / _FILE, json.dumps({**_read(home), f"{_FROM}{name}": source}, indent=1).encode())
+    with suppress(OSError), _changing(home) as noted:
+        noted[f"{_FROM}{name}"] = source
+
+
+@contextmanager
+def _changing(home: Path) -> Iterator[dict[str, str]]:
+    """What is noted, to be changed within the block; one process at a time has it."""
+    with hold_lock(home / _LOCK):
+        noted = _read(home)
+        yield noted
+        replace_file(home / _FILE, json.dumps(noted, indent=1).encode())
 
 
 def _read(home: Path) -> dict[str, str]:

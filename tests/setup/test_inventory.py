@@ -6,12 +6,14 @@ import os
 import shlex
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
+from time import sleep
 from typing import Any
 from unittest.mock import Mock
 
@@ -28,6 +30,7 @@ from edgespec.export.output import ExportProgress, model_card
 from edgespec.export.plan import plan_model
 from edgespec.manifest import Origin, read_manifest
 from edgespec.server.model_names import ModelNames
+from edgespec.setup import given_names
 from edgespec.setup.catalog import CATALOG, HubRepository
 from edgespec.setup.drafting_target import find_export_source
 from edgespec.setup.home import ModelHome
@@ -347,6 +350,15 @@ def test_damaged_names_are_told_once_and_put_aside(home: ModelHome, capsys: pyte
         assert (aside.read_text(), path.exists()) == (damaged, False)
     assert main(["models", "rename", "small", "mine"]) == 0
     assert main(["models", "path", "small"]) == 0
+
+
+def test_sources_that_are_noted_at_once_are_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, names = given_names._read, ["a", "b", "c"]
+    monkeypatch.setattr(given_names, "_read", lambda home: (read(home), sleep(0.02))[0])
+    with ThreadPoolExecutor() as pool:
+        for name in names:
+            pool.submit(given_names.note_source, tmp_path, name, f"{name}.gguf")
+    assert [given_names.source_of(tmp_path, name) for name in names] == ["a.gguf", "b.gguf", "c.gguf"]
 
 
 def test_what_was_removed_is_prepared_again_by_the_command_that_the_error_names(
