@@ -33,6 +33,12 @@ _MAX_OCCURRENCES = 16  # whose next tokens are counted, the most recent ones
 _EMPTY = np.zeros(0, np.int32)
 
 
+def answers_file(folder: Path, model: str, vocab_sha256: str) -> Path:
+    """The file in a folder that has the answers of a model, by its name and its vocabulary."""
+    key = hashlib.sha256(f"{model}\n{vocab_sha256}".encode()).hexdigest()[:16]
+    return folder / f"{key}.tokens"
+
+
 class AnswerCache:
     """Answers in a file of the model home, and the answers of this session until save.
 
@@ -50,8 +56,7 @@ class AnswerCache:
         report: Callable[[str], None] = lambda line: None,
         cap_bytes: int = CAP_BYTES,
     ) -> None:
-        key = hashlib.sha256(f"{model}\n{vocab_sha256}".encode()).hexdigest()[:16]
-        self.path = folder / f"{key}.tokens"
+        self.path = answers_file(folder, model, vocab_sha256)
         self._vocab_size = vocab_size
         self._header = _MAGIC + vocab_sha256.encode() + b"\n"
         self._report = report

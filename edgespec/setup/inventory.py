@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from edgespec.config.presets import Preset
+from edgespec.draft.answer_cache import answers_file
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError, UsageError
 from edgespec.manifest import COMPILED, FILE_NAME, Manifest, read_manifest, write_manifest
 from edgespec.runtimes.compiled_graphs import compiled_files, compiled_folders, find_damage
@@ -218,6 +219,7 @@ class Inventory:
 
         Raises:
             ModelError: The home has no such model.
+            ManifestError: The model is damaged.
             UsageError: The name cannot be given.
             EdgeSpecError: A program has the model open.
         """
@@ -228,11 +230,12 @@ class Inventory:
             self.require_free(name)
         presets = self.presets_of(model)
         before, folder = self.home.models / model, self.home.models / name
+        manifest = read_manifest(before) if (before / FILE_NAME).is_file() and not before.is_symlink() else None
         try:
             os.rename(before, folder)
             note_name(self.home.path, model, name)
-            if (folder / FILE_NAME).is_file() and not folder.is_symlink():
-                write_manifest(folder, replace(read_manifest(folder), name=name))
+            if manifest is not None:
+                write_manifest(folder, replace(manifest, name=name))
         except OSError:
             with explain_change(f"rename {model}", _IN_USE):
                 if folder.exists():
@@ -242,6 +245,11 @@ class Inventory:
             self.home.presets.write(replace(preset, model=name))
         self.home.uses.forget(model)
         self.home.uses.mark(name)
+        if manifest is not None:
+            names = manifest.name, name
+            answers = [answers_file(self.home.path / "memory", each, manifest.vocab_sha256) for each in names]
+            with explain_change(f"give the stored answers of {model} its new name"), suppress(FileNotFoundError):
+                os.replace(*answers)
         return folder
 
     def remove(self, model: str) -> tuple[Path, int]:

@@ -17,9 +17,11 @@ from time import sleep
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from edgespec.cli.main import main
+from edgespec.draft.answer_cache import AnswerCache
 from edgespec.engine.load import load
 from edgespec.engine.pair_export import PairHalf, export_pair
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
@@ -333,6 +335,27 @@ def test_a_model_that_cannot_be_renamed_whole_keeps_its_name(
     assert capsys.readouterr().err == "edgespec: cannot rename tiny (No space left on device); free some space\n"
     assert [model.name for model in Inventory(home).models()] == ["tiny"]
     assert read_manifest(home.models / "tiny").name == "tiny"
+
+
+def test_a_renamed_model_drafts_from_its_earlier_answers(home: ModelHome) -> None:
+    manifest = read_manifest(home.models / "tiny")
+
+    def answers(name: str) -> AnswerCache:
+        return AnswerCache(home.path / "memory", name, manifest.vocab_sha256, manifest.vocab_size)
+
+    for name, tokens in (("tiny", [5, 6]), ("small", [7])):  # the second is of a model that was removed
+        old = answers(name)
+        old.add(np.zeros(0, np.int32), np.array(tokens, np.int32))
+        old.save()
+    Inventory(home).rename("tiny", "small")
+    assert answers("small").read().tolist() == [5, 6, -1]
+    assert answers("tiny").read().tolist() == []
+
+
+def test_a_damaged_model_keeps_its_name(home: ModelHome) -> None:
+    (home.models / "tiny" / "tokenizer.json").unlink()
+    assert main(["models", "rename", "tiny", "small"]) == 3
+    assert home.names() == ["tiny"]
 
 
 def test_damaged_names_are_told_once_and_put_aside(home: ModelHome, capsys: pytest.CaptureFixture[str]) -> None:
