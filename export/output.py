@@ -15,7 +15,13 @@ from edgespec.errors import UsageError
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.manifest import Check, Manifest, write_manifest
 from edgespec.system.console import show_progress
-from edgespec.system.disk import explain_write_errors, hold_lock, install_folder, require_disk_space
+from edgespec.system.disk import (
+    explain_full_disk,
+    explain_write_errors,
+    hold_lock,
+    install_folder,
+    require_disk_space,
+)
 from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import LoadProgress, ReportProgress
 from edgespec.system.signals import clean_up_on_signals, defer_signals
@@ -69,7 +75,7 @@ def atomic_folder(output: Path, needed_bytes: int = 0, report: Report = lambda l
 @contextmanager
 def partial_folder(output: Path, needed_bytes: int, report: Report) -> Iterator[Path]:
     """A temporary sibling of output that vanishes at the end of the block; raises as atomic_folder does."""
-    with clean_up_on_signals(), _lock_output(output, report):
+    with clean_up_on_signals(), _lock_output(output, needed_bytes, report):
         require_absent(output)
         folder = output.with_name(f".{output.name}.partial")
         if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
@@ -86,18 +92,19 @@ def partial_folder(output: Path, needed_bytes: int, report: Report) -> Iterator[
 
 
 @contextmanager
-def _lock_output(output: Path, report: Report) -> Iterator[None]:
+def _lock_output(output: Path, needed_bytes: int, report: Report) -> Iterator[None]:
     """Hold the lock of output; after a failure the empty folders above it go that did not exist before."""
     missing = [parent for parent in output.parents if not os.path.lexists(parent)]
     try:
         with ExitStack() as stack:
             try:
-                output.parent.mkdir(parents=True, exist_ok=True)
-                lock = hold_lock(
-                    output.with_name(f".{output.name}.lock"),
-                    lambda holder: report(f"{holder} is exporting to {output}; waiting for it"),
-                )
-                stack.enter_context(lock)
+                with explain_full_disk(output.parent, needed_bytes):
+                    output.parent.mkdir(parents=True, exist_ok=True)
+                    lock = hold_lock(
+                        output.with_name(f".{output.name}.lock"),
+                        lambda holder: report(f"{holder} is exporting to {output}; waiting for it"),
+                    )
+                    stack.enter_context(lock)
             except OSError as error:
                 raise UsageError(
                     f"cannot write to {output.parent}: {error.strerror}; choose another --output"

@@ -12,6 +12,8 @@ from typing import Any, TypedDict
 from edgespec import UsageError
 from edgespec.evaluation.document import BenchDocument, BenchSetup, Count, PeerInfo, TurnRecord
 from edgespec.evaluation.results import build_document
+from edgespec.system.command_line import quote
+from edgespec.system.disk import explain_full_disk
 from edgespec.system.text_files import explain_unreadable, read_plain
 from edgespec.system.typed_json import read_as
 
@@ -40,7 +42,9 @@ class Journal:
 
     asked: What the figures depend on, by name; a file that was begun with other values is refused.
 
-    Raises UsageError: The file cannot be read or written, or was begun with other values.
+    Raises:
+        UsageError: The file cannot be read or written, or was begun with other values.
+        DiskFull: There is no room for it.
     """
 
     def __init__(self, path: Path, asked: Mapping[str, Any]) -> None:
@@ -67,7 +71,8 @@ class Journal:
     def document(self) -> BenchDocument:
         """The document of all units so far. Raises UsageError: Nothing was measured yet."""
         if self.setup is None or not any(unit["turns"] for unit in self.units.values()):
-            raise UsageError(f"{self._path} holds no answers yet; run the same bench with --resume {self._path}")
+            again = f"run the same bench with --resume {quote(self._path)}"
+            raise UsageError(f"{self._path} holds no answers yet; {again}")
         return build_document(self.setup, *gather(list(self.units.values())))
 
     def _read(self, asked: Mapping[str, Any]) -> None:
@@ -84,10 +89,14 @@ class Journal:
                 self.units[unit["round"], unit["prompt"]] = unit
 
     def _write(self, line: Mapping[str, Any]) -> None:
+        # What an interrupted run wrote of a line stands alone, and is passed over.
+        text = f"\n{json.dumps(line)}\n"
         try:
-            with self._path.open("a", encoding="utf-8") as file:
-                # What an interrupted run wrote of a line stands alone, and is passed over.
-                file.write("\n" + json.dumps(line) + "\n")
+            with (
+                explain_full_disk(self._path.absolute().parent, len(text)),
+                self._path.open("a", encoding="utf-8") as file,
+            ):
+                file.write(text)
         except OSError as error:
             raise UsageError(f"cannot write {self._path}: {error.strerror}") from None
 

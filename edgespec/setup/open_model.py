@@ -141,7 +141,9 @@ def require_whole_model(manifest: Manifest, name: str) -> None:
             f"gives no text by itself; name the target, and this with --drafter {quote(name)}"
         )
     if manifest.vocab_subset:
-        raise ModelError(f"{manifest.name} is a drafter whose head was trimmed; use it with --drafter {name}")
+        raise ModelError(
+            f"{manifest.name} is a drafter whose head was trimmed; use it with --drafter {quote(name)}"
+        )
 
 
 def layers_read(drafters: Iterable[Manifest]) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from edgespec.errors import DiskFull, EdgeSpecError
 from edgespec.system.signals import defer_signals
 from edgespec.system.units import format_bytes
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or a quota
 _MOST_BYTES = 20  # of the file of a lock
 _POLL_S = 0.01  # between two tries for a lock
 
@@ -50,7 +51,7 @@ def _disk_full(folder: Path, needed_bytes: int, free_bytes: int, reason: str = "
 
 def write_advice(error: OSError, otherwise: str) -> str:
     """The advice where a small file cannot be written or removed: what the error calls for, or something else."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in _FULL:
         return "free some space"
     if error.errno == errno.EROFS:
         return "nothing can be changed on that disk: mount it for writing, or choose another place"
@@ -67,6 +68,18 @@ def explain_change(what: str, otherwise: str = "change its permissions") -> Iter
 
 
 @contextmanager
+def explain_full_disk(folder: Path, needed_bytes: int) -> Iterator[None]:
+    """Raises DiskFull: Nothing more can be written to `folder`, since its disk is full or a quota is reached."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        free = shutil.disk_usage(next(filter(Path.exists, (folder, *folder.absolute().parents)))).free
+        raise _disk_full(folder, needed_bytes, free, reason=f" ({error.strerror})") from None
+
+
+@contextmanager
 def explain_write_errors(folder: Path, needed_bytes: int) -> Iterator[None]:
     """Turn errors of writing to `folder` into messages that say what to do.
 
@@ -75,11 +88,9 @@ def explain_write_errors(folder: Path, needed_bytes: int) -> Iterator[None]:
         EdgeSpecError: Writing is not allowed, or a file would be too large.
     """
     try:
-        yield
+        with explain_full_disk(folder, needed_bytes):
+            yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = shutil.disk_usage(folder).free
-            raise _disk_full(folder, needed_bytes, free, reason=f" ({error.strerror})") from None
         if error.errno == errno.EFBIG:
             raise EdgeSpecError(
                 f"cannot write to {folder} ({error.strerror}): this process or this file system allows "

@@ -1,3 +1,4 @@
+import errno
 import json
 from argparse import Namespace
 from contextlib import suppress
@@ -5,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from time import sleep
 from typing import Any, Literal
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from edgespec import Chunk, Engine, SamplingParams, UsageError, load
 from edgespec.cli.arguments import load_engine
 from edgespec.cli.main import main
 from edgespec.engine.generation import AnswerWriter
-from edgespec.errors import MemoryExhausted
+from edgespec.errors import DiskFull, MemoryExhausted
 from edgespec.evaluation.benchmark import measure, schedule
 from edgespec.evaluation.document import AnswerRecord, BenchDocument, BenchSetup, PeerInfo, TurnRecord
 from edgespec.evaluation.exactness import compare_texts, judge_tokens
@@ -186,6 +188,17 @@ def test_interrupted_run_goes_on_where_it_was(tiny_model: Path, prompts: Path, t
     assert again.document()["by_prompt"] == whole["by_prompt"]
     with pytest.raises(UsageError, match="was begun with max_tokens 8"):
         Journal(path, {"max_tokens": 9})
+
+
+def test_a_full_disk_is_no_wrong_name_of_a_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "open", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(DiskFull, match=r"no room in .*\(No space left on device\); free some space"):
+        Journal(tmp_path / "run.jsonl", {})
+
+
+def test_a_journal_without_answers_names_a_command_that_can_be_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"run the same bench with --resume '.*/my run\.jsonl'$"):
+        Journal(tmp_path / "my run.jsonl", {}).document()
 
 
 def test_journal_that_was_cut_off_is_read_up_to_there(tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ def test_write_that_is_forbidden_is_told_in_words(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT])
 def test_folder_that_cannot_be_written_is_told_at_once(
     tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -261,7 +261,9 @@ def test_folder_that_cannot_be_written_is_told_at_once(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(Path, "mkdir", fail)
-    with pytest.raises(UsageError, match=rf"cannot write to .*{os.strerror(number)}.*output="):
+    is_full, why = number in (errno.ENOSPC, errno.EDQUOT), os.strerror(number)
+    words = rf"no room in .*{why}.*free some space" if is_full else rf"cannot write to .*{why}.*output="
+    with pytest.raises(DiskFull if is_full else UsageError, match=words):
         export_model(tiny_gguf, tmp_path / "new" / "out")
 
 
