@@ -59,15 +59,25 @@ class RemoteFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """The files of a repository at one commit."""
+    """The files of a repository at one commit; is_part: only those of them that are on this machine."""
 
     repository: str
     sha: str
     license: str | None
     files: tuple[RemoteFile, ...]
+    is_part: bool = False
 
     def find(self, name: str) -> RemoteFile | None:
         return next((file for file in self.files if file.name == name), None)
+
+    def lacks(self, name: str, otherwise: ModelError) -> ModelError:
+        """The error where it does not list a file: otherwise, unless the hub may have it."""
+        if not self.is_part:
+            return otherwise
+        return ModelError(
+            f"what huggingface_hub fetched of {self.repository} is not whole: {name} is missing, and --offline "
+            "(or HF_HUB_OFFLINE) forbids fetching it; run once without --offline"
+        )
 
 
 def parse_hub_id(text: str) -> HubId | None:
@@ -98,10 +108,9 @@ def choose_files(commit: Commit, choice: str | None) -> list[RemoteFile]:
             f"{commit.repository} holds {len(models)} GGUF models; name one as in "
             f"{commit.repository}:{PurePosixPath(next(iter(models))).name}. {_list_sizes(models)}"
         )
-    raise ModelError(
-        f"{commit.repository} holds no model.safetensors and no .gguf file; weights in other formats (.bin, .pt) "
-        "are not fetched, since loading them runs code"
-    )
+    why = "weights in other formats (.bin, .pt) are not fetched, since loading them runs code"
+    none = ModelError(f"{commit.repository} holds no model.safetensors and no .gguf file; {why}")
+    raise commit.lacks("the file of weights", none)
 
 
 def _gguf_models(commit: Commit) -> dict[str, list[RemoteFile]]:
@@ -127,16 +136,16 @@ def _choose_gguf(commit: Commit, models: dict[str, list[RemoteFile]], choice: st
             f"'{choice}' fits {len(found)} files of {commit.repository}; name one. {_list_sizes(few)}"
         )
     if not found:
-        raise NotOnHub(f"{commit.repository} has no GGUF file '{choice}'. {_list_sizes(models)}")
+        none = NotOnHub(f"{commit.repository} has no GGUF file '{choice}'. {_list_sizes(models)}")
+        raise commit.lacks(choice, none)
     return _require_whole(commit, models[found[0]])
 
 
 def _require_whole(commit: Commit, files: list[RemoteFile]) -> list[RemoteFile]:
     first = PurePosixPath(files[0].name)
     if missing := {str(first.with_name(part)) for part in part_names(first.name)} - {file.name for file in files}:
-        raise NotOnHub(
-            f"{commit.repository} lacks {min(missing)}, a part of one model with {first}; choose another file"
-        )
+        what = f"{commit.repository} lacks {min(missing)}, a part of one model with {first}"
+        raise commit.lacks(min(missing), NotOnHub(f"{what}; choose another file"))
     return files
 
 
@@ -155,8 +164,7 @@ def shard_files(commit: Commit, index: bytes) -> list[RemoteFile]:
             f"the index of {commit.repository} is damaged ({error}); choose another revision"
         ) from None
     if missing := [name for name in names if files.get(name) is None]:
-        raise ModelError(
-            f"the index of {commit.repository} names '{missing[0]}', which is not a safetensors file of the "
-            "repository; choose another revision"
-        )
+        what = f"the index of {commit.repository} names '{missing[0]}'"
+        foreign = ModelError(f"{what}, which is not a safetensors file of the repository; choose another revision")
+        raise commit.lacks(missing[0], foreign)
     return [file for file in files.values() if file]

@@ -340,7 +340,7 @@ def cached_commit(repository: str, revision: str) -> Commit | None:
         RemoteFile(name=path.relative_to(folder).as_posix(), bytes=path.stat().st_size, digest=path.resolve().name)
         for path in paths
     )
-    return Commit(repository=repository, sha=sha, license=None, files=files) if files else None
+    return Commit(repository=repository, sha=sha, license=None, files=files, is_part=True) if files else None
 
 
 def _cache_of(repository: str) -> Path:

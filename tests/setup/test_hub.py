@@ -608,6 +608,16 @@ def test_a_cache_that_lacks_a_file_or_has_other_bytes_is_left_alone(
         weights.write_bytes(copy)
 
 
+def test_a_cache_that_was_cut_off_is_told_offline(
+    repository: str, folder_files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    folder = write_cache(tmp_path / "cache", repository, folder_files)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"model-00002-of-00002.safetensors is missing.*run once without"):
+        get(tmp_path / "home", offline=True)
+
+
 @pytest.mark.parametrize("place", [".lmstudio/models", ".cache/lm-studio/models"])
 def test_files_of_lm_studio_are_used_where_they_lie(
     hub: FakeHub, one_file: HubId, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str

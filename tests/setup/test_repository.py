@@ -1,12 +1,33 @@
+import json
+import re
+from collections.abc import Callable
+
 import pytest
 
 from edgespec.errors import ModelError
-from edgespec.setup.repository import Commit, HubId, RemoteFile, choose_files, parse_hub_id
+from edgespec.setup.repository import Commit, HubId, RemoteFile, choose_files, parse_hub_id, shard_files
 
 
-def commit(*names: str) -> Commit:
+def commit(*names: str, is_part: bool = False) -> Commit:
     files = tuple(RemoteFile(name=name, bytes=10**6, digest="") for name in names)
-    return Commit(repository="org/m", sha="0" * 40, license=None, files=files)
+    return Commit(repository="org/m", sha="0" * 40, license=None, files=files, is_part=is_part)
+
+
+INDEX = json.dumps({"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("choose", "missing"),
+    [
+        (lambda: choose_files(commit("config.json", is_part=True), None), "the file of weights"),
+        (lambda: choose_files(commit("a-00001-of-00002.gguf", is_part=True), None), "a-00002-of-00002.gguf"),
+        (lambda: choose_files(commit("README.md", is_part=True), "Q4_0"), "Q4_0"),
+        (lambda: shard_files(commit("1.safetensors", is_part=True), INDEX), "2.safetensors"),
+    ],
+)
+def test_what_an_interrupted_fetch_left_out_is_to_be_fetched(choose: Callable[[], object], missing: str) -> None:
+    with pytest.raises(ModelError, match=f"not whole: {re.escape(missing)} is missing.*run once without"):
+        choose()
 
 
 @pytest.mark.parametrize(
