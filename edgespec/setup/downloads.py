@@ -18,6 +18,7 @@ from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
 from edgespec.manifest import Source
 from edgespec.setup.catalog import CatalogFile, HubSource, WheelSource
 from edgespec.setup.hub import download, file_url, is_reachable
+from edgespec.setup.model_uses import find_holder
 from edgespec.setup.repository import RemoteFile
 from edgespec.setup.snapshot import NEW, explain_folder_errors, is_new, mark_new, mark_old
 from edgespec.system.disk import explain_write_errors, hold_lock, require_disk_space, write_advice
@@ -199,9 +200,11 @@ class Downloads:
                 _delete_abandoned(path, is_dry=is_dry)
             elif path.is_dir():
                 _delete_commit(path, is_dry=is_dry)
-            elif not is_dry:
-                path.unlink()
-                mark_old(path)
+            else:
+                _require_unused(path)
+                if not is_dry:
+                    path.unlink()
+                    mark_old(path)
         except TimeoutError as error:
             raise EdgeSpecError(f"{path} is not deleted: {error}; try again once that process has ended") from None
         except OSError as error:
@@ -224,9 +227,16 @@ def _delete_abandoned(folder: Path, *, is_dry: bool) -> None:
         shutil.rmtree(folder)
 
 
+def _require_unused(path: Path) -> None:
+    """Raises TimeoutError: A process exports from a download."""
+    if holder := find_holder(path):
+        raise TimeoutError(f"used by {holder}")
+
+
 def _delete_commit(folder: Path, *, is_dry: bool) -> None:
     """Delete the files of a commit, and with the last commit what is known of the repository."""
     with hold_lock(folder / _LOCK, timeout_s=0.0):
+        _require_unused(folder)
         if is_dry:
             return
         for path in folder.iterdir():

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from edgespec.setup.downloads import Downloads, fetch
 from edgespec.setup.foreseen_export import fits_in_half_floats, judge, prefers_half_floats, published
 from edgespec.setup.given_names import current_name, given_name, note_source
 from edgespec.setup.home_advice import HomeAdvice
-from edgespec.setup.model_uses import ModelUses
+from edgespec.setup.model_uses import ModelUses, hold_mark
 from edgespec.setup.pair import FILE_NAME as PAIR_FILE_NAME
 from edgespec.setup.pair import is_pair, lacks_pair_file, require_pair_file
 from edgespec.setup.repository import HubId
@@ -66,6 +66,8 @@ class ModelHome:
     progress: ReportProgress = lambda progress: None  # of downloads and exports, and of what opens a model
     # Downloads for exports that were checked in this session, so that they are needed no more.
     spent: list[Path] = field(default_factory=list, compare=False)
+    # Marks of downloads that are exported from, which other processes do not delete.
+    held: ExitStack = field(default_factory=ExitStack, compare=False)
 
     def resolve(self, model: str, form: str = "cpu", **about: Unpack[DeviceFacts]) -> Path:
         """The model or pair folder for a folder, a .gguf file, safetensors, a hub id, or a name.
@@ -241,7 +243,12 @@ class ModelHome:
 
     @property
     def _hub(self) -> HubFolder:
-        return HubFolder(self.path / "downloads" / "hub", self.report, self.offline, self.progress)
+        return HubFolder(self.path / "downloads" / "hub", self.report, self.offline, self.progress, self._hold)
+
+    def _hold(self, download: Path) -> None:
+        """Keep a download until an export has ended, if its folder can be written to."""
+        with suppress(OSError):
+            self.held.enter_context(hold_mark(download))
 
     def _fetch(self, entry: CatalogEntry, judge: Judge | None = None) -> LocalSource:
         source = entry.source
@@ -251,6 +258,7 @@ class ModelHome:
             return replace(found, origin=origin)
         folder = self.path / "downloads"
         path = fetch(source, folder, self.report, offline=self.offline, progress=self.progress)
+        self._hold(path)
         hub = next((place for place in source.sources if isinstance(place, HubSource)), None)
         repository, revision = (hub.repository, hub.revision) if hub else (None, None)
         origin = Origin(repository=repository, revision=revision, license=entry.license)
@@ -262,6 +270,7 @@ class ModelHome:
 
     def note_export(self, source: LocalSource, *, is_checked: bool) -> None:
         """Note that an export of a source has ended, whose download is needed no more if it was checked."""
+        self.held.close()
         if source.fetched and is_checked:
             self.spent.append(source.fetched)
         elif source.fetched:
@@ -371,7 +380,8 @@ class ModelHome:
 
         settings |= {"origin": source.origin, "open_decoder": self.open_decoder if is_checked else None}
         settings |= {"measure_ranges": self.measure_ranges, "report": self.report, "progress": self.progress}
-        manifest = export_model(source.path, output, **settings)
+        with self.held:
+            manifest = export_model(source.path, output, **settings)
         self.note_export(source, is_checked=manifest.check is not None)
         if output.parent == self.models and source.origin.repository is None:
             note_source(self.path, output.name, source.origin.name or str(source.path.absolute()))

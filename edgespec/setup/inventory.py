@@ -274,7 +274,8 @@ class Inventory:
         self.home.uses.forget(model)
         for compiled in elsewhere:  # what lay in the folder of the model is gone already
             shutil.rmtree(compiled, ignore_errors=True)
-        return folder, sum(self.home.downloads.delete(path) for path in spent)
+        deleted = self._delete([each for each in self.home.downloads if Path(each.path) in spent])
+        return folder, sum(download.bytes for download in deleted)
 
     def require_unused(self, model: str) -> None:
         """Raises ModelError: The home has no such model; EdgeSpecError: A program has it open."""
@@ -321,14 +322,17 @@ class Inventory:
 
         Returns these downloads, and the bytes of the rest.
         """
-        deleted = []
-        for download in self.home.downloads:
+        deleted = [*self._delete([*self.home.downloads], is_dry=is_dry)]
+        return deleted, delete_abandoned_exports(self.home.models, is_dry=is_dry)
+
+    def _delete(self, downloads: list[Download], *, is_dry: bool = False) -> Iterator[Download]:
+        """Delete downloads, or only look whether they can be if is_dry; those that are in use are told."""
+        for download in downloads:
             try:
                 self.home.downloads.delete(Path(download.path), is_dry=is_dry)
-                deleted.append(download)
+                yield download
             except EdgeSpecError as error:
                 self.home.report(str(error))
-        return deleted, delete_abandoned_exports(self.home.models, is_dry=is_dry)
 
 
 def _describe(folder: Path, used_s: float | None) -> PreparedModel:

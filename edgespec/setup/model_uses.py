@@ -1,9 +1,9 @@
-"""The use of the models of a home: when each was loaded last, and which programs have it open."""
+"""The use of the models of a home: when each was loaded last, and which programs have it or a download open."""
 
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from edgespec.system.command_line import join_words
 from edgespec.system.disk import hold_lock
 from edgespec.system.printable import one_line
 
-_BEFORE_PROCESS = "@"  # in the name of a mark; names of models have none
+_BEFORE_PROCESS, _ENDING = "@", ".lock"  # in the name of a mark; names of models and downloads have no @
 _MOST = 80  # characters of a command
 
 
@@ -31,8 +31,7 @@ class ModelUses:
         with ExitStack() as held:
             with suppress(OSError, ValueError):
                 self.mark(name := folder.absolute().relative_to(self.models.absolute()).parts[0])
-                mark = self._marks / f"{name}{_BEFORE_PROCESS}{os.getpid()}-{secrets.token_hex(4)}"
-                held.enter_context(hold_lock(mark, timeout_s=0.0))
+                held.enter_context(hold_mark(self._marks / name))
             yield
 
     def mark(self, name: str) -> None:
@@ -52,12 +51,23 @@ class ModelUses:
             (self._marks / name).unlink()
 
     def holder(self, name: str) -> str | None:
-        """The program that has a model open, as in "process 12 (edgespec serve tiny)"; None where none has."""
-        for mark in self._marks.iterdir() if self._marks.is_dir() else ():
-            model, _, rest = mark.name.rpartition(_BEFORE_PROCESS)
-            if model == name and _is_held(mark):
-                return _describe(int(rest.partition("-")[0]))
-        return None
+        """The program that has a model open, as find_holder says it."""
+        return find_holder(self._marks / name)
+
+
+def hold_mark(path: Path) -> AbstractContextManager[None]:
+    """Mark a path as used within the block. Raises OSError: The folder that it is in cannot be written."""
+    name = f"{path.name}{_BEFORE_PROCESS}{os.getpid()}-{secrets.token_hex(4)}{_ENDING}"
+    return hold_lock(path.with_name(name), timeout_s=0.0)
+
+
+def find_holder(path: Path) -> str | None:
+    """A program that has marked a path, as in "process 12 (edgespec serve tiny)"; None where none has."""
+    for mark in path.parent.iterdir() if path.parent.is_dir() else ():
+        name, _, rest = mark.name.rpartition(_BEFORE_PROCESS)
+        if name == path.name and _is_held(mark):
+            return _describe(int(rest.partition("-")[0]))
+    return None
 
 
 def _is_held(mark: Path) -> bool:

@@ -149,12 +149,14 @@ class HubFolder:
     """Models of the hub below one folder, which all repositories share.
 
     offline: Take the commit of the last fetch, and connect to nothing, as with HF_HUB_OFFLINE.
+    hold: Keeps other processes from deleting the folder of a commit.
     """
 
     path: Path
     report: Report
     offline: bool = False
     progress: ReportProgress = lambda progress: None
+    hold: Callable[[Path], None] = lambda folder: None
 
     @property
     def is_offline(self) -> bool:
@@ -182,6 +184,8 @@ class HubFolder:
                         judge(preview)
                 snapshot.complete(weights)
                 mark_new(snapshot.here.parent)
+            if snapshot.here.is_relative_to(self.path):
+                self.hold(snapshot.here.parent)
         commit = snapshot.commit
         return LocalSource(
             path=_source_path(snapshot.here, weights),

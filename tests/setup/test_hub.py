@@ -475,6 +475,22 @@ def test_a_model_that_is_loaded_leaves_no_download(
     load("org/g", home=tmp_path, offline=True).close()
 
 
+def test_a_download_stays_until_all_processes_have_exported_it(
+    hub: FakeHub, tiny_gguf: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.commit("org/g", {"m.gguf": tiny_gguf.read_bytes()})
+    first, second = (ModelHome(output.parent / "home") for _ in range(2))  # each with marks of its own
+    sources = [home.locate("org/g") for home in (first, second)]
+    first.note_export(sources[0], is_checked=True)
+    first.settle_downloads(keep=False)
+    assert main(["models", "prune"]) == 1
+    assert f"is not deleted: used by process {os.getpid()} (" in capsys.readouterr().err
+    assert downloads(first.path) == ["m.gguf"]
+    second.note_export(sources[1], is_checked=True)
+    second.settle_downloads(keep=False)
+    assert not list((first.path / "downloads" / "hub").iterdir())
+
+
 def test_a_download_that_was_kept_stays_after_later_exports(hub: FakeHub, tiny_gguf: Path, tmp_path: Path) -> None:
     hub.commit("org/g", {"m.gguf": tiny_gguf.read_bytes()})
     load("org/g", home=tmp_path, keep_download=True).close()
@@ -519,7 +535,7 @@ def test_prune_deletes_interrupted_downloads_and_exports_but_none_that_runs(
     hub: FakeHub, repository: str, one_file: HubId, output: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = ModelHome(output.parent / "home")
-    running = home.locate("org/tiny").path
+    running = (tiny := home.locate("org/tiny")).path
     hub.faults["m.gguf"] = [("cut", 9000)] + [503] * 4
     with pytest.raises(ModelError, match="stopped at"):
         home.locate("org/g")
@@ -538,6 +554,7 @@ def test_prune_deletes_interrupted_downloads_and_exports_but_none_that_runs(
         assert subprocess_prune(home.path) == {"deleted": would["would_delete"], "export_bytes": len(LARGE)}
     assert running.is_dir()
     assert not abandoned.exists()
+    home.note_export(tiny, is_checked=False)
     assert main(["models", "prune", "--dry-run"]) == 0
     assert capsys.readouterr().out.startswith(f"would delete org/tiny at {repository[:12]} (")
     assert main(["models", "prune", "--json"]) == 0
