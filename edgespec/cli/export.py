@@ -207,16 +207,22 @@ def _export_pair(options: argparse.Namespace) -> None:
 def _add_forms(options: argparse.Namespace) -> None:
     home = model_home(offline=options.offline)
     parts = export_parts(options)
+    halves = [pair_half(options, part, home) for part in parts]
+    target = None
+    if any(half.is_head for half in halves):
+        source = home.locate(options.source, options.revision)
+        target = edgespec.PairHalf(part=TARGET, source=source, adapter=options.adapter)
     added = edgespec.add_forms(
         options.add_to,
-        edgespec.PairHalf(
-            part=TARGET, source=home.locate(options.source, options.revision), adapter=options.adapter
-        ),
-        [pair_half(options, part, home) for part in parts],
-        open_decoder=_decoder_for_check(options),
+        target,
+        halves,
+        open_decoder=(decoder := _decoder_for_check(options)),
         measure_ranges=_range_measurement(options),
         report=info,
     )
+    for half in (*halves, *([target] if target else [])):
+        home.note_export(half.source, is_checked=decoder is not None)
+    home.settle_downloads(keep=options.keep_download)
     lines = [f"wrote {folder}" for folder in added] or [f"{options.add_to} has these forms already"]
     print_result(options, {"added": [str(folder) for folder in added]}, *lines)
     devices = " ".join(

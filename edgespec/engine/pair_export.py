@@ -158,7 +158,7 @@ def export_pair(
 
 def add_forms(
     folder: Path,
-    target: PairHalf,
+    target: PairHalf | None,
     halves: Sequence[PairHalf],
     *,
     open_decoder: OpenDecoder | None = None,
@@ -167,7 +167,7 @@ def add_forms(
 ) -> list[Path]:
     """Export halves of a pair in forms that its folder does not have yet, from the sources that it was made of.
 
-    target: The pair's target, whose embedding a drafting head may use.
+    target: The pair's target, whose embedding a drafting head may use; None where no half is a head.
 
     Returns:
         The new folders; without those that another process has added in the meantime.
@@ -179,6 +179,7 @@ def add_forms(
     for half in halves:
         first = _first_form(folder, half.part)
         if half.is_head:
+            assert target is not None
             require_source(half, first, half.read_head().source().sha256)
             require_source(target, _first_form(folder, TARGET), target.read().source.sha256)
         else:
@@ -188,7 +189,7 @@ def add_forms(
     for half in halves:
         output, first = folder / f"{half.part}-{half.form}", _first_form(folder, half.part)
         try:
-            if half.is_head:
+            if half.is_head and target is not None:
                 planned = half.plan_head(target.read())
                 export_head(planned, output, first.name, origin=half.source.origin, report=report)
             else:

@@ -28,6 +28,7 @@ from edgespec.manifest import Origin, read_manifest
 from edgespec.setup.catalog import CATALOG, CatalogFile, HubRepository, HubSource
 from edgespec.setup.downloads import fetch
 from edgespec.setup.home import ModelHome
+from edgespec.setup.pair import write_pair
 from edgespec.setup.repository import HubId
 from edgespec.setup.snapshot import HubFolder, LocalSource
 from edgespec.system.disk import hold_lock
@@ -510,6 +511,19 @@ def test_a_download_whose_export_never_began_is_deleted_after_the_next_one(
     assert main(["models", "pull", "org/g"]) == 0
     assert "deleted the download" in capsys.readouterr().err
     assert not list((home / "downloads" / "hub").iterdir())
+
+
+def test_a_form_is_added_to_a_pair_without_fetching_what_it_is_not_made_of(
+    hub: FakeHub, tiny_gguf: Path, tiny_model: Path, output: Path
+) -> None:
+    for part in ("target", "drafter"):
+        shutil.copytree(tiny_model, output / part)
+    write_pair(output)
+    hub.commit("org/g", {"m.gguf": tiny_gguf.read_bytes()})
+    add = ["export", "org/none", "--drafter", "org/g", "--drafter-device", "gpu", "--add-to", str(output)]
+    assert main(add) == 0
+    assert sorted(path.name for path in output.iterdir()) == ["drafter", "drafter-gpu", "pair.json", "target"]
+    assert downloads(output.parent / "home") == []
 
 
 def test_downloads_are_listed_and_removed_with_the_last_model_of_them(
