@@ -13,6 +13,7 @@ from edgespec.export.heads.dialects import is_recognized
 from edgespec.export.layout import lay_out, num_weights, rule_of
 from edgespec.export.options import ExportOptions, require_head_size, require_layers
 from edgespec.export.precision import FEW_WEIGHTS, Rule, choose_precision
+from edgespec.export.safetensors import read_tensors, weight_files
 from edgespec.export.sources import LoadedSource, is_quantized, read_source
 from edgespec.export.tensors import Sizes
 from edgespec.memory.estimate import BYTES_PER_WEIGHT, SOURCE_GROWTH
@@ -124,15 +125,25 @@ def foresee_cost(source: Path, options: ExportOptions, sizes: Sizes, *, is_check
     """
     if not is_quantized(source):
         return plan_model(source, options, is_checked=is_checked, sizes=sizes).cost
-    source_bytes = sum(sizes.values())
+    options, source_bytes = options.resolved(), sum(sizes.values())
+    floats, integers = read_tensors(weight_files(source), sizes)
+    # Matrices in floats of 8 bits, and of 4 bits, two in a byte, become wider floats: no kernel takes them.
+    widened = {name: each for name, each in integers.items() if name.endswith((".weight", ".weight_packed"))}
+    widened = {name: each for name, each in widened.items() if each.storage in ("U8", "F8_E4M3", "F8_E5M2")}
+    num_widened = sum(each.count * (1 + (each.storage == "U8")) for each in widened.values())
+    blocks = [each for name, each in integers.items() if name not in widened]
+    num_blocks = sum(each.num_bytes * (1 + (each.storage != "I8")) for each in blocks)  # of 4 bits, as most have
+    write_bytes = int(SOURCE_GROWTH * (source_bytes - sum(each.num_bytes for each in widened.values())))
+    write_bytes += num_widened * (4 if options.form == "cpu" else 2)
     return estimate(
         source.name,
-        options.resolved().precision,
-        2 * source_bytes,  # of four bits, as most have
+        options.precision,
+        sum(each.rows * each.columns for each in floats.values()) + num_widened + num_blocks,
         source_bytes,
-        is_blocks=True,
+        is_blocks=not widened,
         form=options.form,
         is_checked=is_checked,
+        write_bytes=write_bytes if options.precision == "source" else None,
     )
 
 

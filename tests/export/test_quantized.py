@@ -18,6 +18,8 @@ from quantizers import Made
 
 from edgespec.errors import SourceError
 from edgespec.export.convert import export_model
+from edgespec.export.options import ExportOptions
+from edgespec.export.plan import foresee_cost, plan_model
 from edgespec.export.sources import read_source
 from edgespec.export.written import read_written
 from edgespec.runtimes.devices import find_device
@@ -235,6 +237,19 @@ def test_a_checkpoint_is_read_as_the_weights_that_it_stands_for(tmp_path: Path, 
         else:
             assert held == bits
     assert bool(source.notes) == (bits == 0)
+
+
+@pytest.mark.parametrize("method", ["fp8", "nvfp4", "nf4", "mxfp4", "int8", "gptq"])
+def test_the_size_of_an_export_is_foreseen_from_headers(tmp_path: Path, method: str) -> None:
+    write(tmp_path / "hf", method)
+    file = tmp_path / "hf" / "model.safetensors"
+    for form, most in (
+        ("cpu", 1.0),
+        ("gpu", 1.4),
+    ):  # there an embedding of 32 bits, which few have, is cut in half
+        options = ExportOptions(form=form)
+        foreseen = foresee_cost(tmp_path / "hf", options, {file: file.stat().st_size}).write_bytes
+        assert 0.9 < foreseen / plan_model(tmp_path / "hf", options).cost.write_bytes < most
 
 
 def test_scales_of_activations_and_of_a_cache_are_left_out(tmp_path: Path) -> None:
