@@ -93,7 +93,7 @@ def measure(
         learned: The acceptance rates with which each round begins.
         journal: Takes each prompt as it is answered, and has those that are not answered again.
 
-    Raises UsageError: No prompt fits the context.
+    Raises UsageError: No prompt fits the context, or the journal was begun on another machine or with other files.
     """
     speculation = engine.speculation
     speculation.save = lambda learned: None
@@ -145,8 +145,10 @@ def _describe_setup(
     learned: Learned,
 ) -> BenchSetup:
     """The setup of a run; arguments as in measure()."""
+    weights = engine.manifest.files.get(engine.manifest.weights)
     return {
         "model": engine.manifest.name,
+        "weights_sha256": weights.sha256 if weights else "",
         "machine": f"{platform.machine()} {platform.system()}, {engine.device_names[0]}",
         "version": VERSION,
         "drafter": engine.speculation.name,

@@ -240,9 +240,11 @@ class BenchSetup(TypedDict, total=False):
         where there was no memory for one.
     mode: "deterministic" where the text does not depend on the drafter to the byte; else "not deterministic".
     learned: Acceptance rates at the start of each round: "fresh", or "stored" as earlier sessions left them.
+    weights_sha256: Of the model; empty where its folder records none.
     """
 
     model: Required[str]
+    weights_sha256: str
     machine: Required[str]
     version: int
     drafter: str

@@ -61,6 +61,8 @@ class Journal:
         return (number, prompt) in self.units
 
     def begin(self, setup: BenchSetup) -> None:
+        """Note the setup of a run. Raises UsageError: The file was begun with another one."""
+        self._require_same(_lasting(self.setup or setup), _lasting(setup))
         self.setup = setup
         self._write({"setup": setup})
 
@@ -77,16 +79,19 @@ class Journal:
 
     def _read(self, asked: Mapping[str, Any]) -> None:
         first, *lines = _read_lines(self._path)
-        for name, wanted in json.loads(json.dumps(asked)).items():
-            if first["asked"].get(name) != wanted:
-                raise UsageError(
-                    f"{self._path} was begun with {name} {json.dumps(first['asked'].get(name))}, and this run has "
-                    f"{json.dumps(wanted)}; name another file after --resume"
-                )
+        self._require_same(first["asked"], json.loads(json.dumps(asked)))
         for line in lines:
             self.setup = line.get("setup", self.setup)
             if unit := line.get("unit"):
                 self.units[unit["round"], unit["prompt"]] = unit
+
+    def _require_same(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        for name, wanted in now.items():
+            if before.get(name) != wanted:
+                raise UsageError(
+                    f"{self._path} was begun with {name} {json.dumps(before.get(name))}, and this run has "
+                    f"{json.dumps(wanted)}; name another file after --resume"
+                )
 
     def _write(self, line: Mapping[str, Any]) -> None:
         # What an interrupted run wrote of a line stands alone, and is passed over.
@@ -99,6 +104,19 @@ class Journal:
                 file.write(text)
         except OSError as error:
             raise UsageError(f"cannot write {self._path}: {error.strerror}") from None
+
+
+def _lasting(setup: BenchSetup) -> dict[str, Any]:
+    """What the figures of one file have in common: model, drafter, devices, machine and versions."""
+    return {
+        "model": setup["model"],
+        "weights_sha256": setup.get("weights_sha256"),
+        "drafter": setup.get("drafter"),
+        "devices": setup.get("devices"),
+        "mode": setup.get("mode"),
+        "plain": setup.get("plain"),
+        **setup.get("host", {}),
+    }
 
 
 def read_journal(path: Path) -> Journal | None:

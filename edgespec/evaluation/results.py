@@ -252,7 +252,6 @@ def _peer_row(peer: PeerInfo, turns: Sequence[TurnRecord]) -> PeerRow:
     over_it = _mean_by_category(
         compared, lambda turn: _ratio(speed_of(turn["speculative"]), speed_of(turn["peers"][key]))
     )
-    cold = [turn["peers"][key]["first_token_s"] for turn in mine]
     return {
         **peer,
         "failure": failure,
@@ -262,7 +261,7 @@ def _peer_row(peer: PeerInfo, turns: Sequence[TurnRecord]) -> PeerRow:
         "mean_ratio_interval": mean.interval() if mean else None,
         "speculative_ratio": over_it.ratio if over_it else None,
         "speculative_ratio_interval": over_it.interval() if over_it else None,
-        "time_to_first_token_s": median(cold) if cold else None,
+        "time_to_first_token_s": add_up([(turn["peers"][key], turn["turn"] == 0) for turn in mine]).first_token_s,
         "answers": len(mine),
         "same_answers": sum(answer["is_equal"] for answer in answers),
     }

@@ -149,7 +149,9 @@ def test_rounds_begin_with_the_same_acceptance_rates_and_store_nothing(
     assert (model / "experience.json").read_bytes() == stored
 
 
-def test_interrupted_run_goes_on_where_it_was(tiny_model: Path, prompts: Path, tmp_path: Path) -> None:
+def test_interrupted_run_goes_on_where_it_was(
+    tiny_model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "run.jsonl"
     some = read_prompts(prompts, None)
     asked = {"max_tokens": 8}
@@ -188,6 +190,11 @@ def test_interrupted_run_goes_on_where_it_was(tiny_model: Path, prompts: Path, t
     assert again.document()["by_prompt"] == whole["by_prompt"]
     with pytest.raises(UsageError, match="was begun with max_tokens 8"):
         Journal(path, {"max_tokens": 9})
+    monkeypatch.setattr("edgespec.evaluation.benchmark.system_info", lambda: {"onnxruntime": "9.0"})
+    with pytest.raises(
+        UsageError, match=r'was begun with onnxruntime "1.*and this run has "9\.0"; name another file'
+    ):
+        run(3)
 
 
 def test_a_full_disk_is_no_wrong_name_of_a_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,6 +306,9 @@ def test_a_peer_is_compared_with_plain_decoding_and_with_speculation() -> None:
     assert [line.split()[:3] for line in table(document).splitlines() if line.startswith("  ")] == [
         ["n,", "w", "400.0"]
     ] * 2
+    # A later turn has most of its prompt cached.
+    later = [turn(1.5, turn=1, peers={"n (w)": {**fast, "first_token_s": 0.01}})] * 9
+    assert build_document(SETUP, [*turns, *later], [peer])["peers"][0]["time_to_first_token_s"] == 0.1
 
 
 @pytest.mark.parametrize(
