@@ -272,7 +272,7 @@ def machine_key(device: Device, num_threads: int | None, deterministic: bool) ->
     runtime = f"onnxruntime {import_onnxruntime().__version__}"
     # One name for the first device of a provider, as before there were others.
     name = device.provider if ":" not in device.name else f"{device.provider} {device.name}"
-    return ", ".join([name, threads, passes, runtime, processor_name(), *driver_versions(device)])
+    return ", ".join([name, threads, passes, runtime, processor_name(), *hardware_and_drivers(device)])
 
 
 def nvidia_bytes(name: str) -> int | None:
@@ -287,9 +287,12 @@ def nvidia_bytes(name: str) -> int | None:
 
 def device_key(device: Device) -> str:
     """All that speed depends on, apart from the model and the processor: the device, the hardware, its drivers."""
-    if device.name == "cpu":
-        return "cpu"
-    return ", ".join([device.name, *([device.hardware] if device.hardware else []), *driver_versions(device)])
+    return ", ".join([device.name, *hardware_and_drivers(device)])
+
+
+def hardware_and_drivers(device: Device) -> tuple[str, ...]:
+    """The hardware of a device, if its name is known, and the versions of its drivers; nothing of the CPU."""
+    return (*([device.hardware] if device.hardware else ()), *driver_versions(device))
 
 
 def driver_versions(device: Device) -> tuple[str, ...]:

@@ -313,7 +313,7 @@ class AutoDevices:
     def _key(self, name: str) -> str:
         """A device with the versions of all that its speed depends on."""
         device = self.candidates.devices[name]
-        return f"{name} {device.hardware or ''}: {machine_key(device, self.placement.num_threads, False)}"
+        return f"{name}: {machine_key(device, self.placement.num_threads, False)}"
 
     def _save(self, decision: Decision) -> None:
         try:

@@ -13,9 +13,9 @@ from edgespec.manifest import Manifest, read_manifest
 from edgespec.runtimes.device_names import Kind, format_device_name, parse_device_name
 from edgespec.runtimes.devices import (
     Device,
-    driver_versions,
     find_accelerator,
     find_device,
+    hardware_and_drivers,
     machine_key,
     nvidia_bytes,
     physical_cores,
@@ -70,7 +70,7 @@ class Placement:
         # A core starts the target's work on another device, and waits for it without rest.
         is_launching = self.device.name != "cpu" and self.device != self.drafter_device
         num_threads = self.drafter_threads or self.num_threads or max(1, physical_cores() - is_launching)
-        return Place(self.drafter_device.name, num_threads, driver_versions(self.drafter_device))
+        return Place(self.drafter_device.name, num_threads, hardware_and_drivers(self.drafter_device))
 
     @property
     def shares_processor(self) -> bool:

@@ -46,7 +46,7 @@ class Place(NamedTuple):
 
     device: str
     num_threads: int
-    drivers: tuple[str, ...] = ()  # versions of what drives the device
+    drivers: tuple[str, ...] = ()  # the device's hardware and its drivers
 
     def __str__(self) -> str:
         return f"{self.device}, {self.num_threads} thread{'s' * (self.num_threads > 1)}"

@@ -14,6 +14,7 @@ from edgespec.memory.device_memory import Nvidia, NvidiaGpu
 from edgespec.runtimes import devices, plugins
 from edgespec.runtimes.device_names import form_of
 from edgespec.runtimes.plugins import Missing, Plugin
+from edgespec.setup.device_choice import Placement
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -181,6 +182,18 @@ def test_several_gpus_have_an_index_each(monkeypatch: pytest.MonkeyPatch) -> Non
         devices.find_device("cuda:2")
     assert refused.value.device == "cuda:2"
     assert refused.value.exit_code == 4
+
+
+def test_another_card_in_its_place_has_costs_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = []
+    for card in ("RTX A", "RTX B"):
+        Machine(monkeypatch, cuda=[card])
+        device = devices.find_device("cuda")
+        places.append(Placement(device=device, drafter_device=device))
+    first, second = places
+    assert first.machine.replace("RTX A", "RTX B") == second.machine != first.machine
+    assert first.drafter_key("tiny") != second.drafter_key("tiny")
+    assert "None" not in Placement(device=devices.find_device("cpu"), drafter_device=device).machine
 
 
 def test_a_core_ultra_has_an_npu_and_a_gpu_of_one_provider(monkeypatch: pytest.MonkeyPatch) -> None:

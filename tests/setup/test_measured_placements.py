@@ -123,7 +123,7 @@ def test_another_version_of_the_runtime_or_of_what_drives_a_device_is_measured_a
         (lambda: None, []),
         (
             lambda: monkeypatch.setattr(
-                "edgespec.setup.device_choice.driver_versions", lambda device: ("driver 2",)
+                "edgespec.setup.device_choice.hardware_and_drivers", lambda device: ("driver 2",)
             ),
             anew[1:],
         ),
