@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.engine.answers import Chunk, Completion, Stats, join_chunks
     from edgespec.engine.conversation import Conversation
     from edgespec.engine.engine import Engine
-    from edgespec.engine.load import load
+    from edgespec.engine.load import load, open_wish
     from edgespec.engine.mcp_servers import McpServers, open_servers, require_allowed
     from edgespec.engine.pair_check import check_pair
     from edgespec.engine.pair_export import PairHalf, add_forms, export_pair, plan_pair, usual_added_precision
@@ -164,7 +164,7 @@ _MODULES = {
     "engine.answers": "Chunk Completion Stats join_chunks",
     "engine.conversation": "Conversation",
     "engine.engine": "Engine",
-    "engine.load": "load",
+    "engine.load": "load open_wish",
     "engine.mcp_servers": "McpServers open_servers require_allowed",
     "engine.pair_check": "check_pair",
     "engine.pair_export": "PairHalf add_forms export_pair plan_pair usual_added_precision",

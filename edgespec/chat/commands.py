@@ -129,7 +129,8 @@ def _model(session: ChatSession, argument: str) -> None:
 def _drafter(session: ChatSession, argument: str) -> None:
     if argument:
         session.switch_engine(session.model, argument)
-    session.info(f"drafter: {one_line(session.engine.speculation.name)} (--drafter {one_line(session.drafter)})")
+    named = f" (--drafter {one_line(session.drafter)})" if session.drafter else ""
+    session.info(f"drafter: {one_line(session.engine.speculation.name)}{named}")
 
 
 @_command("system", Argument.TEXT, "set the system message; alone, show it; - removes it")

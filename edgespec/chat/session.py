@@ -39,9 +39,9 @@ class ChatSession:
 
     conversation: Conversation
     model: str
-    drafter: str
-    open_engine: Callable[[str, str], Engine]  # of a model and a drafter
-    describe_plan: Callable[[str, str], str]  # of a model and a drafter
+    drafter: str | None  # None where the user gave none
+    open_engine: Callable[[str, str | None], Engine]  # of a model and a drafter
+    describe_plan: Callable[[str, str | None], str]  # of a model and a drafter
     info: Callable[[str], None]  # prints a line of the chat's own
     autosave: "AutosaveFile | None" = None
     trace: "TraceFile | None" = None  # for the timeline of every answer
@@ -145,7 +145,7 @@ class ChatSession:
             self.trace.add(self.last.timeline)
         self.save()
 
-    def switch_engine(self, model: str, drafter: str) -> None:
+    def switch_engine(self, model: str, drafter: str | None) -> None:
         """Continue with another model or drafter; where memory is short, close the current one first.
 
         Raises EdgeSpecError: the other one cannot be loaded; the chat continues with the current one.
@@ -178,7 +178,7 @@ class ChatSession:
         self.answer, self.downgrades = (), []
         self.save()
 
-    def _open(self, model: str, drafter: str) -> Engine:
+    def _open(self, model: str, drafter: str | None) -> Engine:
         engine = self.open_engine(model, drafter)
         try:
             if self.tools:

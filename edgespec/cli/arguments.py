@@ -5,7 +5,7 @@ import json
 import os
 import re
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,20 +27,25 @@ class Switch(argparse.BooleanOptionalAction):
         self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
     ) -> None:
         """Refuse the other one of an earlier argument."""
-        given = vars(namespace).setdefault("switches", {})
-        if (earlier := given.setdefault(self.dest, option_string)) != option_string:
+        if (earlier := stated_flags(namespace).setdefault(self.dest, str(option_string))) != option_string:
             parser.error(f"{earlier} and {option_string} contradict each other; leave one of them out")
         super().__call__(parser, namespace, values, option_string)
 
 
 class NoteStated(argparse.Action):
-    """An option whose name goes into the set `stated` of the parsed command line where it is given."""
+    """An option that `stated_flags` has where the command line does."""
 
     def __call__(
         self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
     ) -> None:
         setattr(namespace, self.dest, values)
-        vars(namespace).setdefault("stated", set()).add(self.dest)
+        stated_flags(namespace)[self.dest] = str(option_string)
+
+
+def stated_flags(options: Namespace) -> dict[str, str]:
+    """The flags of the table that a command line has, by their attributes, whatever their values."""
+    found: dict[str, str] = vars(options).setdefault("stated", {})
+    return found
 
 
 def attribute_name(name: str) -> str:
@@ -162,8 +167,14 @@ def load_arguments(options: Namespace, command: str | None = None) -> dict[str, 
 
 
 def load_any_engine(options: Namespace, **settings: Any) -> "edgespec.Engine":
-    """Load the model of a command as its options say; settings are further arguments of `load`."""
-    return edgespec.load(**load_arguments(options) | settings)
+    """Load the model of a command as its options say; settings are further arguments of `load`.
+
+    Settings and what the command line states come before what a preset says.
+    """
+    flags = {
+        parameter for name, parameter in LOAD_PARAMETERS.items() if attribute_name(name) in stated_flags(options)
+    }
+    return edgespec.open_wish(edgespec.Wish(**load_arguments(options) | settings), flags | settings.keys())
 
 
 def load_engine(options: Namespace, **settings: Any) -> "edgespec.Engine":
@@ -190,7 +201,7 @@ def model_home(
 
 
 def checked_name(key: str, value: str) -> str:
-    """The value as it is to be stored: a file or folder by its whole path, since it is to hold in every folder.
+    """The value as it is to be stored: files and folders by their whole paths, so that it holds in every folder.
 
     Raises EdgeSpecError: It names a model, a drafter or a device that does not exist.
     """
@@ -198,17 +209,28 @@ def checked_name(key: str, value: str) -> str:
         from edgespec import parse_device_name
 
         parse_device_name(value)
-    if key not in ("model", "drafter", "home"):
+    if key == "home":
+        return value and os.path.abspath(os.path.expanduser(value))
+    if key not in ("model", "drafter"):
         return value
-    if (key == "home" and value) or os.path.exists(os.path.expanduser(value)):
-        return os.path.abspath(os.path.expanduser(value))
-    from edgespec.config.drafter_names import SELF, parse
+    from edgespec.config.drafter_names import SELF, WORDS, parse
 
+    value = _by_whole_paths(value, WORDS, "+,") if key == "drafter" else _by_whole_paths(value)
     names = [value] if key == "model" else [name for each in parse(value).cascades for name in each.models]
     for name in names:
-        if name != SELF:
+        if name != SELF and not os.path.exists(name):
             model_home().find(name)
     return value
+
+
+def _by_whole_paths(value: str, words: Sequence[str] = (), separators: str = "") -> str:
+    """A model, or words and models between separators, with each file or folder by its whole path."""
+    if value in words:
+        return value
+    if os.path.exists(path := os.path.expanduser(value)):
+        return os.path.abspath(path)
+    parts = value.split(separators[0]) if separators else ()
+    return separators[0].join(_by_whole_paths(each, words, separators[1:]) for each in parts) if parts else value
 
 
 def range_measurement(calibration: Path | None) -> "MeasureRanges":

@@ -22,6 +22,7 @@ from edgespec.cli.arguments import (
     load_arguments,
     load_engine,
     model_home,
+    stated_flags,
 )
 from edgespec.cli.chat_prompt import read_prompt, read_schema, tell_model_from_prompt
 from edgespec.cli.parser import PROMPT_WORDS, CommandParser
@@ -263,9 +264,8 @@ def _uses_answer_cache(options: argparse.Namespace) -> bool:
 
 def _stated_sampling(options: argparse.Namespace) -> dict[str, Any]:
     """The sampling that flags and configuration state. Raises UsageError: A value is out of range, by its flag."""
-    stated = {
-        name: getattr(options, name) for name in map(attribute_name, SAMPLING_OPTIONS) if name in options.stated
-    }
+    names = options.configured | stated_flags(options).keys()
+    stated = {name: getattr(options, name) for name in map(attribute_name, SAMPLING_OPTIONS) if name in names}
     try:
         edgespec.SamplingParams(**stated)
     except UsageError as error:
@@ -296,7 +296,7 @@ def _sampling(
 
 def _names_model_sampling(options: argparse.Namespace) -> bool:
     """True if the command line has --model-sampling or --no-model-sampling."""
-    return "model_sampling" in vars(options).get("switches", {})
+    return "model_sampling" in stated_flags(options)
 
 
 def _find_continued(options: argparse.Namespace) -> Path | None:
@@ -349,17 +349,19 @@ def _session(
 ) -> "ChatSession":
     from edgespec.chat.session import ChatSession
 
-    def open_engine(model: str, drafter: str) -> "edgespec.Engine":
-        return load_engine(options, model=model, drafter=drafter, answer_cache=_uses_answer_cache(options))
+    def open_engine(model: str, drafter: str | None) -> "edgespec.Engine":
+        asked = {} if drafter is None else {"drafter": drafter}
+        return load_engine(options, model=model, answer_cache=_uses_answer_cache(options), **asked)
 
-    def describe_plan(model: str, drafter: str) -> str:
-        wish = edgespec.Wish(**load_arguments(options, "plan") | {"model": model, "drafter": drafter})
+    def describe_plan(model: str, drafter: str | None) -> str:
+        asked = {"model": model, "drafter": drafter or options.drafter}
+        wish = edgespec.Wish(**load_arguments(options, "plan") | asked)
         return edgespec.plan_in_words(edgespec.plan_document(wish, remeasure=False))
 
     return ChatSession(
         conversation=conversation,
         model=options.model,
-        drafter=options.drafter,
+        drafter=options.drafter if "drafter" in stated_flags(options) else None,
         open_engine=open_engine,
         describe_plan=describe_plan,
         info=_print_aside,

@@ -16,6 +16,7 @@ from edgespec.cli.arguments import (
     model_home,
     print_result,
     require_positive,
+    stated_flags,
 )
 from edgespec.config.options import DEFAULT_MODEL
 from edgespec.system.command_line import quote
@@ -171,11 +172,13 @@ def _compare(options: argparse.Namespace, texts: Sequence[str], mode: str) -> di
     from edgespec.evaluation.exactness import compare
 
     is_deterministic = mode == "deterministic"
-    switches = {"deterministic": None if is_deterministic else False, "exact": False}
+    settings: dict[str, Any] = {"deterministic": None if is_deterministic else False, "exact": False}
+    if "drafter" in stated_flags(options):
+        settings["drafter"] = options.drafter
     # Noise decides sampled tokens as well, so the margins of logits explain no difference between them.
     samplings = [edgespec.SamplingParams()] + [edgespec.SamplingParams(temperature=0.8, seed=7)] * is_deterministic
     with (
-        load_engine(options, model=options.exactness, drafter=options.drafter, **switches) as engine,
+        load_engine(options, model=options.exactness, **settings) as engine,
         engine.speculation.hold(),
     ):
         if is_deterministic and not engine.is_deterministic:

@@ -204,7 +204,7 @@ def _parse(arguments: Sequence[str] | None, origins: dict[str, str]) -> tuple[ar
     for name, each in defaults.items():
         if not OPTIONS[name].is_secret:
             origins.update(dict.fromkeys(_quotations(name, each.value), f"{name} is set in {each.origin}"))
-    options.stated = vars(options).get("stated", set()) | {attribute_name(name) for name in defaults}
+    options.configured = {attribute_name(name) for name in defaults}
     require_consistent(options, {name: each.origin for name, each in defaults.items()})
     shown = {name: "…" if OPTIONS[name].is_secret else each.value for name, each in defaults.items()}
     return options, [f"default of --{name}: {shown[name]} ({each.origin})" for name, each in defaults.items()]

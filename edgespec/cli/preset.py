@@ -16,6 +16,7 @@ from edgespec.cli.arguments import (
     checked_name,
     model_home,
     print_result,
+    stated_flags,
 )
 from edgespec.cli.parser import CommandParser
 from edgespec.config.options import LOAD_PARAMETERS, PRESET_OPTIONS
@@ -125,10 +126,12 @@ def _stated(options: argparse.Namespace, presets: "PresetFolder") -> "Preset":
         stated, notes = read_modelfile(text, options.file, partial(_check_option, options.name))
         for note in notes:
             info(note)
-    given = options.stated | vars(options).get("switches", {}).keys()
-    stated |= {
-        name: getattr(options, attribute_name(name)) for name in PRESET_OPTIONS if attribute_name(name) in given
+    given = {
+        name: attribute_name(name) for name in PRESET_OPTIONS if attribute_name(name) in stated_flags(options)
     }
+    stated |= {name: getattr(options, attribute) for name, attribute in given.items()}
+    if "drafter" in stated:
+        stated["drafter"] = checked_name("drafter", stated["drafter"])
     source = options.source and (
         str(path.resolve()) if (path := Path(options.source)).exists() else options.source
     )
@@ -145,8 +148,6 @@ def _stated(options: argparse.Namespace, presets: "PresetFolder") -> "Preset":
     where = str(options.file or "preset create")
     preset = parse_preset(options.name, stated, where)
     edgespec.check_preset(preset)
-    if "drafter" in preset.options:
-        checked_name("drafter", str(preset.options["drafter"]))
     return preset.over(presets.find(preset.model))
 
 

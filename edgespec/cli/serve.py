@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import edgespec
 from edgespec import EdgeSpecError, UsageError
@@ -154,10 +154,11 @@ def _require_sense(options: argparse.Namespace) -> None:
 def _open_engine(options: argparse.Namespace, names: "ModelNames", name: str) -> "edgespec.Engine":
     """Load a model that a client named. It is prepared already, or lies here: nothing is downloaded for it."""
     is_own = names.own_name is not None and name == names.loaded_as(names.own_name)[0]
-    drafter = options.drafter if is_own or not parse(options.drafter).cascades else "auto"
-    return load_any_engine(
-        options, model=names.source(name), drafter=drafter, offline=options.offline or not is_own
-    )
+    settings: dict[str, Any] = {"model": names.source(name), "offline": options.offline or not is_own}
+    if not is_own and parse(options.drafter).cascades:  # which are for the own model
+        preset = names.home.presets.find(name)
+        settings["drafter"] = preset.load_arguments.get("drafter", "auto") if preset else "auto"
+    return load_any_engine(options, **settings)
 
 
 def _is_memory_short() -> bool:

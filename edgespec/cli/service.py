@@ -18,6 +18,7 @@ from edgespec.cli.arguments import (
     is_given,
     print_result,
     require_positive,
+    stated_flags,
 )
 from edgespec.cli.parser import CommandParser
 from edgespec.cli.serve import require_servable
@@ -103,7 +104,9 @@ def _words(options: argparse.Namespace) -> "Command":
     words = [str(program), "-P", "-m", "edgespec", "serve", "--no-supervisor"]
     for name, option in OPTIONS.items():
         attribute = attribute_name(name)
-        if option.is_secret or "serve" not in option.commands or not is_given(options, name):
+        if option.is_secret or "serve" not in option.commands:
+            continue
+        if attribute not in stated_flags(options) and not is_given(options, name):
             continue
         value = getattr(options, attribute)
         if option.kind == "switch":

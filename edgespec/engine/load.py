@@ -4,7 +4,7 @@ Opens the models of a setup, measures what is not known of them, and puts the en
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import ExitStack
 from dataclasses import astuple, replace
 from functools import cache, partial
@@ -142,26 +142,36 @@ def load(
     drafter = "none" if drafter is None else drafter
     report = silent if report is None else report
     progress = silent if progress is None else progress
-    wish = Wish(**locals())
-    if learn is not None and not wish.names.may_have_model:
+    return open_wish(Wish(**locals()))
+
+
+def open_wish(wish: Wish, stated: Set[str] | None = None) -> Engine:
+    """Load a model as load() does; stated names options that come before those of a preset.
+
+    By default these are the ones that differ from their defaults.
+    """
+    if wish.learn is not None and not wish.names.may_have_model:
         raise UsageError(
-            f"learn is {learn!r}, and a drafting head learns, but drafter is {drafter!r:.60}, which has none; "
-            "name a pair with a head, or leave out learn"
+            f"learn is {wish.learn!r}, and a drafting head learns, but drafter is {wish.drafter!r:.60}, which has "
+            "none; name a pair with a head, or leave out learn"
         )
+    report = wish.report
     wish = replace(wish, report=lambda line: report(in_python(line)))
-    preset = PresetFolder(Path(home or default_home())).find(str(model))
-    return _open_preset(wish, preset) if preset else _open_on_a_device_that_runs(wish)
+    preset = PresetFolder(Path(wish.home or default_home())).find(str(wish.model))
+    return _open_preset(wish, preset, stated) if preset else _open_on_a_device_that_runs(wish)
 
 
-def _open_preset(wish: Wish, preset: Preset) -> Engine:
-    """Open the model of a preset, by its options where the wish has the defaults."""
+def _open_preset(wish: Wish, preset: Preset, stated: Set[str] | None) -> Engine:
+    """Open the model of a preset, by those of its options that are not stated."""
     check_preset(preset)
     if note := preset.note_on_tools:
         wish.report(note)
-    stated = preset.load_arguments.items()
-    still_open = {name: value for name, value in stated if getattr(wish, name) == getattr(Wish, name)}
+    said = preset.load_arguments
+    if stated is None:
+        stated = {name for name in said if getattr(wish, name) != getattr(Wish, name)}
+    held = {name: said[name] for name in said.keys() - stated}
     try:
-        engine = _open_on_a_device_that_runs(replace(wish, model=preset.model, **still_open))
+        engine = _open_on_a_device_that_runs(replace(wish, model=preset.model, **held))
     except ModelError as error:
         raise type(error)(f"the preset '{wish.model}' is of the model '{preset.model}': {error}") from None
     engine.preset = preset

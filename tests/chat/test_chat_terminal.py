@@ -834,9 +834,11 @@ def test_a_preset_begins_with_its_system_message_and_examples(tiny_model: Path, 
     assert "so begins the preset" in terminal.written
     terminal.ask("/system", "system message: In verse.")
     terminal.ask("the in")
-    other = Preset(name="other", model=str(tiny_model), options={"system": "In prose."}, messages=examples[:0])
+    other = Preset(name="other", model=str(tiny_model), options={"system": "In prose.", "drafter": "none"})
     PresetFolder(tmp_path).write(other)
     terminal.ask("/model other", "other by tiny: ")
     terminal.ask("/system", "system message: In prose.")
+    terminal.ask("/drafter auto", "(--drafter auto)")
+    assert "drafter: none (" not in terminal.written
     terminal.leave()
     assert user_messages(tmp_path) == ["What is the sea?", "the in"]

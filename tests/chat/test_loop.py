@@ -39,7 +39,7 @@ from edgespec.system.signals import Leave, catch_ctrl_c
 
 @pytest.fixture
 def session(tiny_model: Path, tmp_path: Path) -> Iterator[ChatSession]:
-    def open_engine(model: str, drafter: str) -> object:
+    def open_engine(model: str, drafter: str | None) -> object:
         return load(model, drafter=drafter, deterministic=True, home=tmp_path)
 
     chat = ChatSession(
@@ -326,9 +326,9 @@ def test_another_drafter_keeps_the_conversation_and_a_bad_one_the_engine(session
 
 def test_where_two_do_not_fit_the_present_one_goes_first_and_comes_back_if_need_be(session: ChatSession) -> None:
     open_engine = session.open_engine
-    asked: list[str] = []
+    asked: list[str | None] = []
 
-    def tight(model: str, drafter: str) -> object:
+    def tight(model: str, drafter: str | None) -> object:
         asked.append(drafter)
         if len(asked) == 1 or drafter == "huge":
             raise MemoryExhausted("no room")

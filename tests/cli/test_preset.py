@@ -12,11 +12,13 @@ import pytest
 from served import serving
 
 from edgespec import Engine, Message, ModelError, SamplingParams, UsageError, follow_preset, load
-from edgespec.cli.arguments import model_home
-from edgespec.cli.main import main
-from edgespec.config.presets import PresetFolder, parse_preset, read_modelfile
+from edgespec.cli.arguments import load_engine, model_home
+from edgespec.cli.main import command_parser, main
+from edgespec.cli.serve import _open_engine
+from edgespec.config.presets import Preset, PresetFolder, parse_preset, read_modelfile
 from edgespec.server.limits import Limits
 from edgespec.server.model_names import ModelNames
+from edgespec.setup.wish import Wish
 from edgespec.system.file_hashes import file_record
 
 MODELFILE = """FROM tiny
@@ -62,7 +64,9 @@ def plain(home: Path) -> Iterator[Engine]:
         yield engine
 
 
-def test_presets_are_listed_shown_and_removed(capsys: pytest.CaptureFixture[str], home: Path) -> None:
+def test_presets_are_listed_shown_and_removed(
+    capsys: pytest.CaptureFixture[str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, out, _ = run(
         capsys, "preset", "create", "short", "--from", "poet", "--max-tokens", 3, "--drafter", "none"
     )
@@ -78,6 +82,9 @@ def test_presets_are_listed_shown_and_removed(capsys: pytest.CaptureFixture[str]
     assert run(capsys, "models", "path", "poet")[1].strip() == str(home / "models" / "tiny")
     _, _, err = run(capsys, "preset", "create", "wide", "--from", "tiny", "--context", 64)
     assert "wide sets context, so a server loads a copy of its model for it alone" in err
+    monkeypatch.chdir(home / "models")
+    run(capsys, "preset", "create", "wide", "--from", "tiny", "--overwrite", "--drafter", "ngram+./tiny")
+    assert PresetFolder(home).read("wide").options == {"drafter": f"ngram+{home / 'models' / 'tiny'}"}
     assert "no preset 'none'" in run(capsys, "preset", "rm", "wide", "none")[2]
     assert (home / "presets" / "wide.toml").exists(), "all or none"
     assert run(capsys, "preset", "create", "third", "--from", "tiny")[0] == 0
@@ -235,6 +242,32 @@ def test_a_preset_may_have_a_drafter_a_context_and_a_schema(
         assert json.loads(engine.generate("the", max_tokens=30).text)["a"] == 1
     with load("json", drafter="suffix") as engine:
         assert engine.open_drafters == ("suffix",)
+
+
+def test_what_a_command_line_states_comes_before_a_preset_whatever_its_value(
+    capsys: pytest.CaptureFixture[str], home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    opened: list[Wish] = []
+
+    def note(wish: Wish) -> None:
+        opened.append(wish)
+        raise UsageError("noted")
+
+    monkeypatch.setattr("edgespec.engine.load._open_on_a_device_that_runs", note)
+    PresetFolder(home).write(Preset(name="still", model="tiny", options={"drafter": "none", "exact": True}))
+    (tmp_path / "config.toml").write_text('drafter = "suffix"\n')
+    monkeypatch.setenv("EDGESPEC_CONFIG", str(tmp_path / "config.toml"))
+    for flags in ((), ("--drafter", "auto", "--no-exact")):
+        assert "noted" in run(capsys, "bench", "still", *flags)[2]
+    options = command_parser().parse_args(["serve", "tiny", "--drafter", "small"])
+    names = ModelNames(model_home(), "tiny")
+    for name in ("still", "tiny"):
+        with pytest.raises(UsageError, match="noted"):
+            _open_engine(options, names, name)
+    with pytest.raises(UsageError, match="noted"):
+        load_engine(options, model="still", drafter="auto")
+    assert [wish.drafter for wish in opened] == ["none", "auto", "none", "small", "auto"]
+    assert [wish.exact for wish in opened] == [True, False, True, False, True]
 
 
 def test_presets_follow_their_model_and_are_named_when_it_goes(

@@ -82,7 +82,8 @@ def test_a_service_is_installed_asked_and_removed(
     port = free_port()
     path = tmp_path / "settings" / "systemd" / "user" / "edgespec.service"
     assert main(["service", "status"]) == 1
-    assert main(["service", "install", os.path.relpath(tiny_model), "--port", str(port), "--no-web"]) == 0
+    stated = ["--port", str(port), "--no-web", "--drafter", "auto"]  # which comes before that of a preset
+    assert main(["service", "install", os.path.relpath(tiny_model), *stated]) == 0
     said = capsys.readouterr()
     assert f"http://127.0.0.1:{port}/v1" in said.out
     assert "loginctl enable-linger" in said.err
@@ -93,6 +94,7 @@ def test_a_service_is_installed_asked_and_removed(
 
     words = unit_words(unit)
     assert words[:4] == [f":{sys.executable}", "-P", "-m", "edgespec"]
+    assert "--drafter=auto" in words
     started = command_parser().parse_args(words[4:])
     assert (started.command, started.model) == ("serve", str(tiny_model))
     assert (started.port, started.no_web, started.no_supervisor) == (port, True, True)

@@ -290,12 +290,15 @@ def test_what_every_command_would_refuse_is_not_stored(
 def test_names_that_may_be_are_stored_and_folders_by_their_whole_path(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "mine").mkdir()
+    for name in ("mine", "suffix"):
+        (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path)
-    wanted = {"model": "mine", "drafter": "suffix", "device": "webgpu"}
+    wanted = {"model": "mine", "drafter": "suffix+mine,./mine,suffix", "device": "webgpu"}
     for key, value in wanted.items():
         assert main(["config", "set", key, value]) == 0
-    assert {key: read_settings()[key].value for key in wanted} == {**wanted, "model": str(tmp_path / "mine")}
+    mine = str(tmp_path / "mine")
+    stored = {"model": mine, "drafter": f"suffix+{mine},{mine},suffix", "device": "webgpu"}
+    assert {key: read_settings()[key].value for key in wanted} == stored
     assert main(["config", "set", "model", "smollm2-360m"]) == 0
     assert main(["config", "set", "drafter", "self"]) == 0
     assert main(["config", "set", "home", "own/models"]) == 0  # which need not be there

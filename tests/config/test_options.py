@@ -43,7 +43,8 @@ def test_every_flag_of_a_command_reaches_load(
     command: str, num_given: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, Any] = {}
-    monkeypatch.setattr(edgespec.engine.load, "load", lambda **arguments: given.update(arguments))
+    monkeypatch.setattr("edgespec.setup.wish.Wish", lambda **arguments: given.update(arguments))
+    monkeypatch.setattr(edgespec.engine.load, "open_wish", lambda wish, stated: None)
     options = command_parser().parse_args([*command.split(), "m", "--threads", "3", "--allow-fallback"])
     load_any_engine(options)
     assert (given["model"], given["num_threads"], given["allow_fallback"], len(given)) == ("m", 3, True, num_given)
