@@ -156,10 +156,9 @@ def hold_work(work: Path, output: Path, kind: Mapping[str, object]) -> Iterator[
             replace_file(run, json.dumps(stated).encode())
         elif (found := read_run(work)) != stated:
             changed = [key for key in {**stated, **found} if found.get(key) != stated.get(key)]
-            raise UsageError(
-                f"{work} is of another training (its {' and '.join(changed)} differ); "
-                "remove it or choose another --output"
-            )
+            other = f"a training with other settings ({', '.join(changed)})"
+            maker = "another version of edgespec" if "format" in changed else other
+            raise UsageError(f"{work} is of {maker}; remove it or choose another --output")
         yield
 
 

@@ -603,7 +603,7 @@ def test_a_folder_of_an_earlier_version_or_with_other_held_out_prompts_is_refuse
 
     take_up(held_out=("b",))
     take_up(held_out=("b",))
-    with pytest.raises(UsageError, match=r"of another training \(its held-out prompts differ\); remove it"):
+    with pytest.raises(UsageError, match=r"of a training with other settings \(held-out prompts\); remove it"):
         take_up()
     run = tmp_path / "head.work" / "run.json"
     run.write_text(json.dumps({key: each for key, each in json.loads(run.read_text()).items() if key != "format"}))
@@ -674,7 +674,7 @@ def test_a_head_is_trained_and_trained_further_and_exported(
     assert len(planned.plan.tokens) == 120
 
     assert run(*command, "--disk", "4M", "--draft-vocab", 60) == 2
-    assert "is of another training (its draft_vocab_size differ" in capsys.readouterr().err
+    assert "is of a training with other settings (draft_vocab_size)" in capsys.readouterr().err
     (tmp_path / "taken").mkdir()
     assert run("train", target, "--output", tmp_path / "taken") == 2
     assert "already exists" in capsys.readouterr().err
