@@ -607,7 +607,7 @@ def test_a_folder_of_an_earlier_version_or_with_other_held_out_prompts_is_refuse
         take_up()
     run = tmp_path / "head.work" / "run.json"
     run.write_text(json.dumps({key: each for key, each in json.loads(run.read_text()).items() if key != "format"}))
-    with pytest.raises(UsageError, match=r"\(its format differ\); remove it"):
+    with pytest.raises(UsageError, match="is of another version of edgespec; remove it"):
         take_up(held_out=("b",))
 
 
