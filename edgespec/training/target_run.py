@@ -142,8 +142,7 @@ class TargetRun:
         longest, most_tokens = options.longest_answer, self.folder.most_tokens
         write = partial(write_answers, writer, texts=texts, longest=longest, most_tokens=most_tokens)
         num_too_long = 0
-        if options.held_out:
-            num = len(options.held_out)
+        if num := len({*range(-len(options.held_out), 0)} - texts.numbers):
             self.report(f"the target answers {num} held-out prompts, for at most {limit_s / 120:.0f} min")
             num_too_long = write(options.held_out, is_held_out=True, limit_s=limit_s / 2)
             self.folder.require_held_out(texts.texts)

@@ -499,6 +499,10 @@ def test_held_out_answers_have_half_of_the_time_and_the_others_a_share_of_the_re
     run = TargetRun(folder, LocalSource(path=target), print)
     assert run.write_texts(["b"], [], nullcontext, share, 0.0) == 19.0  # type: ignore[arg-type]
     assert limits == [12.0, *([19.0 * share] if share else [])]
+    now, said = iter([0.0, 0.0, 9.0]), list[str]()
+    assert replace(run, report=said.append).write_texts(["c", "d"], [], nullcontext, 1.0, 0.0) == 24.0  # type: ignore[arg-type]
+    assert limits[-1] == 24.0
+    assert said[0] == "the target answers 2 prompts, for at most 0 min", "and none that is held out, again"
 
 
 def test_held_out_prompts_that_get_no_answer_are_refused_before_others_are_answered(
