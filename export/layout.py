@@ -85,6 +85,7 @@ def lay_out(
         hidden_layers=options.hidden_layers,
         pooling=loaded.pooling,
         gathered_bytes=_gathered_bytes(loaded, rule),
+        half_bytes=half_bytes(loaded, rule),
         self_drafter=SelfDrafter(graph="model_draft.onnx", layers=kept_layers, vocab_subset=subset)
         if kept_layers
         else None,
@@ -105,6 +106,15 @@ def _gathered_bytes(loaded: LoadedSource, rule: Rule) -> int:
     scale = 4 / form.block_size if form.bits else 0.0
     weight = form.bits / 8 if form.bits else {"F32": 4.0}.get(form.storage, 2.0)
     return int(table.rows * table.columns * (weight + scale))
+
+
+def half_bytes(loaded: LoadedSource, rule: Rule) -> int:
+    """The bytes of matrices that are written as half floats, without those that gathered_bytes has."""
+    own = (tensor for role, tensor in loaded.tensors.items() if role != "layer_embedding")
+    matrices = (tensor for tensor in own if tensor.rows > 1)
+    forms = ((tensor, rule.form(tensor)) for tensor in matrices)
+    halves = (tensor for tensor, form in forms if form.bits is None and form.storage != "F32")
+    return sum(2 * tensor.rows * tensor.columns for tensor in halves)
 
 
 def _make_static(manifest: Manifest, config: DecoderConfig) -> Manifest:

@@ -248,7 +248,9 @@ def estimate(
     peak_bytes, seconds = _BASE_BYTES + _SHARE * source_bytes, (source_bytes + write_bytes) / _BYTES_PER_S
     if is_checked or precision == "w8a16":  # w8a16 runs the model to measure ranges
         # Weights are mapped, and packed or widened to fp32 by the session; the check adds rows of logits.
-        own_bytes = {"fp32": write_bytes // 2, "fp16": 4 * num_weights}.get(precision, write_bytes)
+        is_kept = precision == "source" and not is_blocks  # in four bytes a weight or in two
+        stored = ("fp32" if write_bytes > 3 * num_weights else "fp16") if is_kept else precision
+        own_bytes = {"fp32": write_bytes // 2, "fp16": 4 * num_weights}.get(stored, write_bytes)
         peak_bytes += write_bytes + own_bytes + _CHECKED_TOKENS * vocab_size * 4
         seconds += num_weights / _CHECKED_PER_S
         if is_checked and form == "npu":

@@ -301,6 +301,7 @@ class Manifest:
     gathered_bytes: Index = (
         0  # of weights of which a pass reads the rows of its tokens, and leaves the others in the file
     )
+    half_bytes: Index = 0  # of other weights that are stored as half floats, which the CPU widens
     vocab_subset: str | None = None  # of a drafter with a trimmed head: file that names the token of each row
     check: Check | None = None
     files: dict[str, FileRecord] = field(default_factory=dict)

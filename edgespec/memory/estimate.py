@@ -16,8 +16,8 @@ from edgespec.system.units import format_bytes
 
 # The most that opening a model took, as a multiple of its weights file: resident memory, and address space.
 # Kernels repack the weights; half floats they widen (docs/log/memory.md).
-_BLOCKS_GROWTH = (1.35, 1.5)
-_FLOATS_GROWTH = {"fp16": (2.4, 2.55), "fp32": (1.2, 1.2)}
+_BLOCKS_GROWTH, _HALVES_GROWTH = (1.35, 1.5), (2.4, 2.65)
+_FLOATS_GROWTH = {"fp16": _HALVES_GROWTH, "fp32": (1.2, 1.2)}
 # A session itself: its code, and in an address space what its threads reserve.
 _SESSION_BYTES = (40 << 20, 120 << 20)
 # A pass: rows of a chunk, and floats that a row takes in all layers, as multiples of what the manifest knows.
@@ -89,14 +89,16 @@ def estimate_memory(
     if isinstance(size, int):
         size = WeightsSize(size, size)
     num_tokens = min(num_tokens or FORESEEN_TOKENS, manifest.context_length)
-    resident, addressed = _FLOATS_GROWTH.get(manifest.precision, _BLOCKS_GROWTH)
     kv, opened_bytes = manifest.kv_cache, size.file_bytes - manifest.gathered_bytes
+    halves_bytes = min(manifest.half_bytes, opened_bytes)
+    growth = zip(_FLOATS_GROWTH.get(manifest.precision, _BLOCKS_GROWTH), _HALVES_GROWTH, strict=True)
+    resident, addressed = (int(own * (opened_bytes - halves_bytes) + half * halves_bytes) for own, half in growth)
     # The last growth on the way to num_tokens replaces the buffers before it.
     after = next_capacity(0, num_tokens, manifest.context_length)
     before = next_capacity(0, (after + 1) // 2, manifest.context_length)
     return MemoryEstimate(
-        int(resident * opened_bytes) + _SESSION_BYTES[0],
-        int(addressed * opened_bytes) + manifest.gathered_bytes + _SESSION_BYTES[1],
+        resident + _SESSION_BYTES[0],
+        addressed + manifest.gathered_bytes + _SESSION_BYTES[1],
         cache_bytes(kv, num_tokens, manifest.context_length),
         workspace_bytes(manifest, num_tokens, max_draft_tokens),
         kv.bytes_per_token * before if kv.form == "shared_buffer" and before < after else 0,

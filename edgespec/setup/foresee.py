@@ -238,7 +238,8 @@ def _from_catalog(name: str, entry: CatalogEntry, precision: str, form: str) -> 
 
 
 def _from_source(source: Path, name: str, precision: str, form: str) -> ModelSize:
-    from edgespec.export.options import ExportOptions  # 0.3 s, and only a first use needs it
+    from edgespec.export.layout import half_bytes  # 0.3 s, and only a first use needs it
+    from edgespec.export.options import ExportOptions
     from edgespec.export.plan import plan_model
 
     planned = plan_model(source, ExportOptions(precision=precision, form=form))
@@ -253,7 +254,8 @@ def _from_source(source: Path, name: str, precision: str, form: str) -> ModelSiz
         sharing_layers=config.sharing_layers,
     )
     sizes = config.vocab_size, config.context_length, cost.write_bytes
-    return _make_up(name, cost.precision, kv_cache, *sizes, form)
+    size = _make_up(name, cost.precision, kv_cache, *sizes, form)
+    return size._replace(manifest=replace(size.manifest, half_bytes=half_bytes(planned.loaded, planned.rule)))
 
 
 def _make_up(

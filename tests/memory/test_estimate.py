@@ -69,13 +69,16 @@ MEASURED = {
     ("fp32", 515.2): (633, 699),
     ("int4", 1145.6): (1526, 1754),
     ("source", 1335.1): (1818, 2046),
+    ("source in bf16", 258.7): (555, 785),
+    ("source in bf16", 944.3): (2024, 2622),
 }
 
 
 @pytest.mark.parametrize("model", MEASURED, ids=str)
 def test_what_opening_takes_is_foreseen_within_a_fifth(model: tuple[str, float]) -> None:
-    precision, file_mib = model
-    estimate = estimate_memory(replace(MANIFEST, precision=precision), int(file_mib * MIB))
+    (precision, *stored), file_bytes = model[0].split(), int(model[1] * MIB)
+    half_bytes = file_bytes if stored else 0
+    estimate = estimate_memory(replace(MANIFEST, precision=precision, half_bytes=half_bytes), file_bytes)
     for foreseen_bytes, taken_mib in zip(estimate[:2], MEASURED[model], strict=True):
         assert 0.98 < foreseen_bytes / MIB / taken_mib < 1.2
 

@@ -1,11 +1,15 @@
 """What is foreseen of a model, compared with what its export makes."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import onnx_ir as ir
 import pytest
+import tiny
 
 from edgespec.errors import ModelError
 from edgespec.export.convert import export_model
+from edgespec.export.plan import estimate
 from edgespec.setup.catalog import CATALOG
 from edgespec.setup.foresee import file_bytes, foresee_model
 from edgespec.setup.home import ModelHome
@@ -29,6 +33,30 @@ def test_shapes_are_those_of_the_export(tiny_gguf: Path, tmp_path: Path, form: s
     # Rotary tables lie beside the weights, which shows in a model as small as this one alone.
     assert num_bytes > 0.5 * (tmp_path / "made" / made.weights).stat().st_size
     assert not (tmp_path / "models").exists()
+
+
+def test_half_floats_count_as_widened_in_the_precision_of_the_source(tmp_path: Path) -> None:
+    source, home = tmp_path / "hf", ModelHome(tmp_path, offline=True)
+    tiny.write_huggingface(source, tiny.random_weights(), dtype="F16")
+    made = [export_model(source, tmp_path / name, precision=name) for name in ("source", "fp16", "int8")]
+    stored = [
+        sum({tensor.offset: tensor.length or 0 for tensor in _halves(tmp_path / manifest.precision)}.values())
+        for manifest in made
+    ]
+    assert [manifest.half_bytes for manifest in made] == stored
+    assert stored[0] == stored[1] > stored[2] == 0
+    assert foresee_model(home, f"{source}:source", "cpu").manifest.half_bytes == stored[0]
+    kept, rounded = (
+        estimate("m", precision, 1 << 30, 2 << 30, is_blocks=False, is_checked=True, write_bytes=2 << 30)
+        for precision in ("source", "fp16")
+    )
+    assert kept.peak_bytes == rounded.peak_bytes
+
+
+def _halves(folder: Path) -> Iterator[ir.ExternalTensor]:
+    for value in ir.load(folder / "model.onnx").graph.initializers.values():
+        if isinstance(value.const_value, ir.ExternalTensor) and value.dtype == ir.DataType.FLOAT16:
+            yield value.const_value
 
 
 @pytest.mark.parametrize(("name", "gpu_bytes"), [("smollm2-135m", 12 << 30), ("qwen2.5-coder-1.5b", 80 << 30)])
