@@ -87,8 +87,11 @@ def _answer_call(session: ChatSession, call: ToolCall) -> str | None:
 
 
 def _run(session: ChatSession, box: ToolBox, call: ToolCall) -> str:
+    process = next((each for each in box.processes if call.name in {tool.name for tool in each.tools}), None)
+    if process is None:  # it was started anew, and offers less than before
+        session.info(said := f"there is no tool {call.name} any more")
+        return f"error: {said}"
     waiting = Waiting(sys.stdout, lambda: f"{call.name} is running; Ctrl-C ends it")
-    process = next(each for each in box.processes if call.name in {tool.name for tool in each.tools})
     with catch_ctrl_c(process.end_call) as was_pressed:
         waiting.begin()
         try:

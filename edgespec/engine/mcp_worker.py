@@ -96,7 +96,7 @@ async def _work(requests: IO[bytes], write: Write) -> None:
         write({"tools": tools.stated, "notes": tools.notes})
         while True:
             asked = json.loads(await lines.get())
-            write(await _call(tools.places[asked["name"]], asked, begin["most_s"]))
+            write(await _call(tools.places.get(asked["name"]), asked, begin["most_s"]))
 
 
 class _Messages:
@@ -216,8 +216,10 @@ async def _offered(client: Any) -> list[Any]:
     return found
 
 
-async def _call(place: _Place, asked: Mapping[str, str], most_s: float) -> dict[str, Any]:
+async def _call(place: _Place | None, asked: Mapping[str, str], most_s: float) -> dict[str, Any]:
     """The result of a call. is_over: The server has ended or hangs; all are started anew for the next call."""
+    if place is None:  # the servers were started anew, and one offers less than before
+        return {"text": f"error: there is no tool {asked['name']} any more", "is_error": True, "printed": ""}
     from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
     try:
@@ -253,7 +255,7 @@ async def _answers(client: Any) -> bool:
 def _text_of(result: Any) -> str:
     parts = []
     for part in result.content:
-        text = getattr(part, "text", None) or getattr(getattr(part, "resource", None), "text", None)
+        text = getattr(getattr(part, "resource", part), "text", None)
         parts.append(text if isinstance(text, str) else f"({part.type}, which is no text, is left out)")
     if not parts and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)

@@ -184,6 +184,17 @@ def test_ctrl_c_ends_a_call_that_hangs(make: Make, lines: list[str], tmp_path: P
     assert results(session) == [told, "sunny in Rome"]
 
 
+def test_a_tool_that_is_gone_after_a_new_start_is_an_error(
+    make: Make, box: ToolBox, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = "error: there is no tool weather any more"
+    session = make({"Rain?": [CALL], told: ["Oh."]}, [Permission.YES])
+    monkeypatch.setattr(box.processes[0], "tools", ())
+    answer_once(session, "Rain?")
+    assert results(session) == [told]
+    assert lines[-1] == "there is no tool weather any more"
+
+
 def test_calls_without_end_are_bounded(make: Make, lines: list[str]) -> None:
     session = make({"go": [CALL], "sunny in Rome": [CALL], ENOUGH: [CALL]}, [Permission.ALWAYS])
     answer_once(session, "go")

@@ -1,5 +1,6 @@
 """Tools of MCP servers, with real servers in processes of their own: what they give, and how they fail."""
 
+import asyncio
 import json
 import re
 import sys
@@ -18,7 +19,7 @@ from rule_chat import RuleEngine
 from edgespec import Conversation, EdgeSpecError, McpServers, ToolCall, UsageError
 from edgespec.engine import mcp_servers, tool_process
 from edgespec.engine.mcp_servers import McpServer, open_servers
-from edgespec.engine.mcp_worker import _Tools
+from edgespec.engine.mcp_worker import _call, _text_of, _Tools
 from edgespec.system.command_line import join_words
 from edgespec.tools.tool import REFUSED
 
@@ -192,6 +193,17 @@ def test_names_are_made_usable_and_tools_that_are_not_are_left_out() -> None:
     ):
         assert note.startswith(f"the tool '{name}' of the MCP server my server is left out: ")
         assert reason in note
+
+
+def test_an_empty_text_is_a_text() -> None:
+    parts = [SimpleNamespace(type="text", text=""), SimpleNamespace(type="image")]
+    parts += [SimpleNamespace(type="resource", resource=SimpleNamespace(text="")) for _ in range(2)]
+    assert _text_of(SimpleNamespace(content=parts)) == "\n(image, which is no text, is left out)\n\n"
+
+
+def test_a_call_of_a_tool_that_is_not_offered_any_more_is_an_error() -> None:
+    result = asyncio.run(_call(None, {"name": "add", "arguments": "{}"}, 1.0))
+    assert (result["text"], result["is_error"]) == ("error: there is no tool add any more", True)
 
 
 @pytest.mark.parametrize(
