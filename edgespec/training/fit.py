@@ -33,7 +33,8 @@ _LINE_ROWS = 2048  # at most, since each row attends to the whole line
 _MEMORY_SHARE = 0.6  # of a GPU's free memory, for hidden states
 _COPIED_BYTES = 1 << 28
 _MOST_LOST = 8  # batches in a row whose loss is no number
-_COMPARED_TOKENS, _GPU_COMPARED_TOKENS = 6000, 60_000  # of held-out texts, an even sample of them
+# Of held-out texts, an even sample of them; the last comparison has as many as there is time for.
+_COMPARED_TOKENS, _GPU_COMPARED_TOKENS = 6000, 60_000
 _PATIENCE = 6  # comparisons without a gain, after which training ends
 _COMPARE_S, _NUM_COMPARISONS = 20.0, 16
 _CHECKPOINT_S = 60.0
@@ -145,6 +146,7 @@ class Trainer:
         self.precision = faster_precision(self.device)
         self._rng = np.random.default_rng(self.progress.num_drafts)
         self._num_rows, self._num_lost, self.compared_drafts = _GPU_ROWS if is_gpu else _ROWS, 0, 0
+        self._compare_s = 0.0  # that the last comparison took
         self._rows = _copy_rows(data.rows, self.device)
 
     def run(self, limit_s: float) -> TrainingProgress:
@@ -181,6 +183,7 @@ class Trainer:
                 if share >= 1.0 or self.progress.num_since_best >= _PATIENCE:
                     break
             self.compare()
+            self._compare_last(compare_s)
         finally:
             with defer_signals():
                 self.save()
@@ -196,8 +199,20 @@ class Trainer:
         """Compare the weights that are saved; where there are none, those at hand, which are saved then."""
         if self._saved is None:
             self.compare()
+        else:
+            self._compare_saved(self._saved)
+
+    def _compare_last(self, most_s: float) -> None:
+        """Compare the weights that are saved once more, with as many held-out texts as that takes most_s for."""
+        if len(self.compared) == len(self._data.held_out):
             return
-        means, self._means = self._means, self._averages(self._saved)
+        assert self._saved is not None
+        num_tokens = sum(len(text.tokens) for text in self.compared)
+        self.compared = even_sample(self._data.held_out, int(num_tokens * max(1.0, most_s / self._compare_s)))
+        self._compare_saved(self._saved)
+
+    def _compare_saved(self, weights: Mapping[str, Floats]) -> None:
+        means, self._means = self._means, self._averages(weights)
         try:
             self.progress = replace(self.progress, best=self._agreement().rates)
         finally:
@@ -208,7 +223,8 @@ class Trainer:
         found = self._agreement()
         if not self.progress.best or expected_tokens(found.rates)[-1] > self.progress.tokens_per_pass:
             with defer_signals(), self._averaged():
-                self._save_best(self._arrays())
+                self._saved = self._arrays()
+                self._save_best(self._saved)
             self.progress = replace(self.progress, best=found.rates, num_since_best=0)
         else:
             self.progress = replace(self.progress, num_since_best=self.progress.num_since_best + 1)
@@ -223,11 +239,12 @@ class Trainer:
 
     def _count_agreement(self) -> Agreement:
         reached, right = np.zeros(NUM_COMPARED, np.int64), np.zeros(NUM_COMPARED, np.int64)
+        began = monotonic()
         for batch in self._pack(self.compared, None):
             with self._averaged(), self._autocast():
                 one = agreement(self._network, batch, self._features(batch), NUM_COMPARED, self._ids)
             reached, right = reached + one.reached, right + one.right
-        self.compared_drafts = int(reached[0])
+        self.compared_drafts, self._compare_s = int(reached[0]), monotonic() - began
         return Agreement(reached, right)
 
     def save(self) -> None:

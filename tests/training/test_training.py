@@ -402,6 +402,16 @@ def test_a_head_that_is_there_is_replaced_only_by_a_better_one(target: Path, tmp
     assert progress.best == (0.5, 0.5)
 
 
+def test_the_head_that_is_kept_is_compared_with_all_held_out_texts_at_last(target: Path, tmp_path: Path) -> None:
+    trainer = small_trainer(target, tmp_path, Recipe(epochs=0.01))
+    held_out = trainer._data.texts[:4]
+    trainer._data = trainer._data._replace(held_out=held_out)
+    trainer.compared = held_out[:1]
+    trainer.run(600.0)
+    assert trainer.compared == held_out
+    assert trainer.compared_drafts == 4 * 34  # in answers of 36 tokens
+
+
 def test_the_head_at_the_start_is_written_before_the_first_step(target: Path, tmp_path: Path) -> None:
     trainer, written = small_trainer(target, tmp_path, broken=True), []
     trainer._saved, trainer._save_best = None, written.append  # type: ignore[assignment]
