@@ -253,6 +253,32 @@ def test_an_answer_is_shown_styled_and_kept_and_nothing_of_it_is_run(tiny_model:
         assert texts(page, ".kept > :first-child") == ["<b>hi</b> <|im_end|>"]
 
 
+@pytest.mark.slow
+@needs_browser
+def test_the_page_answers_in_browsers_that_iterate_over_no_body_and_store_nothing(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    with in_browser(tiny_model, tmp_path, ANSWER) as (page, url):
+        page.before_each_page(
+            "delete ReadableStream.prototype[Symbol.asyncIterator];"
+            "Object.defineProperty(navigator, 'clipboard', { value: undefined });"
+            "for (const name of ['localStorage', 'sessionStorage'])"
+            "  Object.defineProperty(window, name, { get() { throw new DOMException('', 'SecurityError'); } });"
+        )
+        page.open(url)
+        page.wait_for("document.querySelectorAll('#model option').length === 2")
+        page.wait_for("document.getElementById('alert').textContent.startsWith('this browser keeps no data')")
+        page.type("hi\n")
+        page.wait_for("turns.length === 2 && running === null")
+        assert texts(page, ".assistant strong") == ["blue"]
+        page.evaluate("document.querySelector('.code button').click()")
+        page.wait_for("document.querySelector('.code button').textContent === 'Copied'")
+        page.evaluate("document.getElementById('text').focus()")
+        page.type("again")
+        page.press("Enter", is_composing=True)
+        assert page.evaluate("document.getElementById('text').value") == "again"
+
+
 def chats(page: chromium.Page) -> list[list[str]]:
     """The beginnings of the texts of each chat that the browser keeps, sorted."""
     found = page.evaluate("chats().map(each => JSON.parse(each.raw).turns.map(turn => turn.text.slice(0, 10)))")

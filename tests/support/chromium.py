@@ -73,10 +73,16 @@ class Page:
                         "Input.dispatchKeyEvent", type=kind, key="Enter", text="\r", windowsVirtualKeyCode=13
                     )
 
-    def press(self, key: str) -> None:
-        """A key by its name, such as Escape."""
+    def press(self, key: str, *, is_composing: bool = False) -> None:
+        """A key by its name, such as Escape; is_composing: with the code of keys that an input method takes."""
+        more = {"windowsVirtualKeyCode": 229} if is_composing else {}
         for kind in ("keyDown", "keyUp"):
-            self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+            self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key, **more)
+
+    def before_each_page(self, script: str) -> None:
+        """Run a script in each page that is opened, before its own."""
+        self._call("Page.enable")
+        self._call("Page.addScriptToEvaluateOnNewDocument", source=script)
 
     def look(self, width: int, height: int, *, is_dark: bool, path: Path | None = None) -> None:
         """Take a size and a colour scheme, and a picture of the page if a path is given."""
