@@ -18,6 +18,7 @@ from edgespec.server.request_log import record_of
 _LOG = logging.getLogger("edgespec.server")
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
+_BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}  # which JSON leaves as they are in a text
 
 
 def event(document: Mapping[str, Any], name: str | None = None) -> bytes:
@@ -27,8 +28,8 @@ def event(document: Mapping[str, Any], name: str | None = None) -> bytes:
 
 
 def line(document: Mapping[str, Any]) -> bytes:
-    """A line with a JSON document."""
-    data = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    """A line with a JSON document, also for clients that take all line breaks of Unicode for ends of lines."""
+    data = json.dumps(document, ensure_ascii=False, separators=(",", ":")).translate(_BREAKS)
     return f"{data}\n".encode("utf-8", "replace")
 
 

@@ -20,6 +20,7 @@ from table_decoder import TableDecoder
 from edgespec import Engine, Inventory, SamplingParams, load
 from edgespec.decoding.decoder import Pass, Rows
 from edgespec.export.convert import export_model
+from edgespec.server import sse
 from edgespec.server.errors import ApiError
 from edgespec.server.model_host import DEFAULT_S
 from edgespec.server.model_names import ModelNames
@@ -257,6 +258,13 @@ def test_unknown_models_addresses_and_changes_are_refused(served: Served) -> Non
         assert "edgespec models" in refusal(served, path, 403)
     assert served.client.request("DELETE", "/api/delete", json={"model": "tiny"}).status_code == 403
     assert served.post("/api/pull", {"model": "tiny:latest", "stream": False}).json() == {"status": "success"}
+
+
+def test_no_line_break_of_unicode_stands_in_a_line() -> None:
+    document = {"content": "a\x85b\u2028c\u2029d\x0be\x1cf\u0301\n"}
+    (line,) = sse.line(document).decode().splitlines()
+    assert json.loads(line) == document
+    assert "\u0301" in line
 
 
 def test_an_error_within_a_stream_is_a_line(tiny_model: Path, tmp_path: Path) -> None:
