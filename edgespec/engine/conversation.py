@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Unpack
 from weakref import ref
 
 from edgespec.decoding.sampling import SamplingParams
@@ -26,6 +26,15 @@ if TYPE_CHECKING:
 
 # Dropping rounds frees this share of the context at once, since the model must read the rest again each time.
 _FREED_SHARE = 0.25
+
+
+class _Answered(NamedTuple):
+    """A round whose message is answered again, and how its answer was made."""
+
+    round: Round
+    num_tries: int
+    begun: str
+    is_written: bool
 
 
 class Conversation:
@@ -69,6 +78,7 @@ class Conversation:
         self._num_tries = 0  # of the last round
         self._begun = ""  # what the current answer was given to begin with
         self._is_written = False  # by a person
+        self._replaced: _Answered | None = None  # what the current answer takes the place of
         self._asked: CallMessage | None = None  # calls that the last answer ended with, without results so far
         self._chunks: list[Chunk] = []  # of the current answer, filled by its reply
         self._reply: Callable[[], Reply | None] = lambda: None  # which fills it, weakly
@@ -157,7 +167,10 @@ class Conversation:
             if not self._rounds:
                 raise UsageError("there is nothing to answer yet; send a message first")
             tries = self._num_tries + (not self._is_unanswered or self._asked is not None)
-            return self._begin([*self._rounds[:-1], Round(self._rounds[-1].user, None)], tries, options)
+            before = _Answered(self._rounds[-1], self._num_tries, self._begun, is_written=self._is_written)
+            reply = self._begin([*self._rounds[:-1], Round(before.round.user, None)], tries, options)
+            self._replaced = None if before.round.answer is None else before
+            return reply
 
     @lists_options
     def go_on(self, **options: Unpack[ReplyOptions]) -> Reply:
@@ -396,6 +409,7 @@ class Conversation:
         # From here on the message is part of the conversation, even if its answer fails.
         self._rounds, self._num_dropped, self._num_tries = rounds, num_dropped, num_tries
         self._begun, self._is_written, self._chunks, self._asked = begun, is_written, [], None
+        self._replaced = None
         reply = Reply(num_prompt, tuple(dropped), stream, self._chunks, self._take_answer, begun)
         self._reply = ref(reply)
         return reply
@@ -443,6 +457,8 @@ class Conversation:
             self._asked = CallMessage(answer, calls)
             return
         if not answer and finish_reason in ("cancelled", "timeout"):
+            if self._replaced:
+                self._rounds[-1], self._num_tries, self._begun, self._is_written = self._replaced
             return
         cut_short = None if finish_reason == "stop" else finish_reason
         self._rounds[-1] = self._rounds[-1]._replace(answer=answer, cut_short=cut_short)

@@ -180,6 +180,19 @@ def test_an_answer_that_is_made_is_in_the_transcript_as_if_it_were_cancelled() -
     assert conversation.transcript().cut_short == ()
 
 
+def test_an_answer_stays_where_another_one_has_no_word_so_far() -> None:
+    conversation, _ = talk(sampling=SamplingParams(seed=5))
+    answer(conversation, "one")
+    conversation.retry().close()
+    assert contents(conversation.messages) == ["one", "5: one"]
+    with conversation.retry() as reply:
+        next(reply)
+    assert contents(conversation.messages) == ["one", "6: "]
+    conversation.retry().close()
+    assert contents(conversation.messages) == ["one", "6: "]
+    assert conversation.transcript().cut_short != ()
+
+
 def test_a_message_without_an_answer_is_answered_by_retry_or_kept_and_not_sent() -> None:
     conversation, engine = talk()
     conversation.stream("one").close()
