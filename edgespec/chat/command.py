@@ -119,6 +119,11 @@ def is_command(text: str) -> bool:
     return text.startswith("/") and not text.startswith("//")
 
 
+def escape_message(text: str) -> str:
+    """A message as it is typed, so that it is no command."""
+    return f"/{text}" if text.startswith("/") else text
+
+
 def unescape_message(text: str) -> str:
     return text[1:] if text.startswith("//") else text
 

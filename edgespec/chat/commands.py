@@ -15,6 +15,7 @@ from edgespec.chat.command import (
     Argument,
     Command,
     Next,
+    escape_message,
     explain,
     first_page,
     full_help,
@@ -175,7 +176,7 @@ def _edit(session: ChatSession, argument: str) -> Next:
     before = tuple(session.attachments)
     names = {file.name for file in before}
     session.attachments = [*(file for file in files if file.name not in names), *before]
-    return Next(edit=text, attached=before)
+    return Next(edit=escape_message(text), attached=before)
 
 
 _command("attach", Argument.PATH, "send a file's text with your next message; alone, list them")(attach)

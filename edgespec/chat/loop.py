@@ -135,7 +135,8 @@ def _tell_how_to_go_on(session: ChatSession) -> None:
 
 
 def _run(session: ChatSession, user: "ChatInput") -> int:
-    before, is_leaving = NOTHING, False
+    before = asked = NOTHING
+    line, is_leaving = "", False
     while True:
         try:
             user.is_multi_line = session.is_multi_line
@@ -161,6 +162,7 @@ def _run(session: ChatSession, user: "ChatInput") -> int:
         except EOFError:
             return 0
         except ContextOverflow as error:
+            before = _edit_again(asked, line)
             drop = "/detach, " if session.attachments else ""
             ways = (
                 "/compact or /clear" if _drops_oldest(session) else "/compact, /clear or /set overflow drop-oldest"
@@ -168,9 +170,15 @@ def _run(session: ChatSession, user: "ChatInput") -> int:
             said, _, _ = str(error).partition("; overflow=")  # which is Python's word for one of these ways
             session.info(f"edgespec: {said}; or use {drop}/undo, {ways}; Up brings back what you typed")
         except EdgeSpecError as error:
+            before = _edit_again(asked, line)
             session.info(f"edgespec: {error}")
         finally:
             release_ctrl_c()
+
+
+def _edit_again(edited: Next, line: str) -> Next:
+    """The text that was edited comes back where it was refused, unless a command was typed in its place."""
+    return edited._replace(edit=line) if edited.edit and not is_command(line) else NOTHING
 
 
 def _drops_oldest(session: ChatSession) -> bool:
@@ -188,9 +196,13 @@ def _obey(session: ChatSession, line: str, before: Next) -> Next:
     if line == "?":
         line = "/help"
     block = block_text(line)
+    is_message = bool(line) and not is_command(line) if block is None else block != ""
+    if before.edit and not is_message:
+        session.attachments = list(before.attached)
+        session.info("(nothing was changed)")
     if not line or block == "":
         return NOTHING
-    if block is None and is_command(line):
+    if not is_message:
         if release_ctrl_c():
             raise KeyboardInterrupt
         following = run_command(session, line)

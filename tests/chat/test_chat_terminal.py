@@ -16,7 +16,7 @@ pytest.importorskip("pexpect", reason="needs a pseudo-terminal, which Windows la
 pytest.importorskip("termios", reason="needs a pseudo-terminal, which Windows lacks")
 
 import tiny
-from terminal import ALT_ENTER, COLUMNS, CTRL_C, CTRL_J, UP, Terminal, latest_chat
+from terminal import ALT_ENTER, COLUMNS, CTRL_C, CTRL_J, CTRL_U, UP, Terminal, latest_chat
 
 from edgespec import Message
 from edgespec.chat.compacting import SUMMARY_REQUEST
@@ -457,6 +457,25 @@ def test_ctrl_c_gives_up_an_edit_and_what_is_typed_then_is_a_new_message(tmp_pat
     (chat,) = list_chats(tmp_path / "chats")
     said = ["first", "FIRST", "second", "SECOND", "third", "THIRD"]
     assert [each.content for each in chat.transcript.messages] == said
+
+
+def test_an_edit_that_is_refused_comes_back_and_one_that_is_emptied_changes_nothing(tmp_path: Path) -> None:
+    answers = {"/first": ["FIRST"], "/first two": ["SECOND"]}
+    terminal = rule_chat(tmp_path, answers, saves=True)
+    terminal.ask("//first", "FIRST")
+    terminal.enter("/edit")
+    terminal.ready()
+    terminal.ask(10_000 * " x", "tokens do not fit")
+    terminal.wait_for("you change your last message; Ctrl-C leaves it as it was")
+    terminal.type(CTRL_U)
+    terminal.ask("//first two", "SECOND")
+    terminal.enter("/edit")
+    terminal.ready()
+    terminal.type(CTRL_U)
+    terminal.ask("", "(nothing was changed)")
+    terminal.leave()
+    (chat,) = list_chats(tmp_path / "chats")
+    assert [each.content for each in chat.transcript.messages] == ["/first two", "SECOND"]
 
 
 def test_an_answer_is_changed_continued_begun_and_exported(tmp_path: Path) -> None:

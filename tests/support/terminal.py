@@ -14,7 +14,7 @@ import pyte
 COLUMNS, ROWS = 80, 30
 _WAIT_S, _MOST_BUSY = 120, 10.0
 _BRACKETED = 2004 << 5  # as pyte counts the modes that are private
-UP, ALT_ENTER, CTRL_C, CTRL_D, CTRL_J = "\x1b[A", "\x1b\r", "\x03", "\x04", "\n"
+UP, ALT_ENTER, CTRL_C, CTRL_D, CTRL_J, CTRL_U = "\x1b[A", "\x1b\r", "\x03", "\x04", "\n", "\x15"
 
 
 class Terminal:
