@@ -31,7 +31,7 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     dataclasses; and classes of pydantic. What the docstring says of an argument, under "Args:" or as
     ":param name:", describes it. An argument without a default is required; one without a type may be anything.
 
-    Raises UsageError: An argument cannot be given by name, or its type has no JSON schema.
+    Raises UsageError: An argument cannot be given by name, its type has no JSON schema, or two have one name.
     """
     name = getattr(function, "__name__", "the function")
     try:
@@ -43,9 +43,13 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
         if each.kind not in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
             raise UsageError(f"{name} has the argument {each}; wanted arguments that can be given by name")
     described = _described(function)
-    properties, shared = {}, {}
+    properties, shared = {}, dict[str, Any]()
     for each in parameters:
         schema, parts = _schema(hints.get(each.name, Any), f"{name} has the argument '{each.name}'")
+        if clash := next((key for key in parts if shared.get(key, parts[key]) != parts[key]), None):
+            raise UsageError(
+                f"{name} has arguments of two types called '{clash.rpartition('.')[2]}'; give one another name"
+            )
         shared.update(parts)
         said = described.get(each.name)
         properties[each.name] = {**schema, "description": said} if said else schema

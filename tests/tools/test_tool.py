@@ -1,6 +1,6 @@
 """What is taken for a tool and for a choice of one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -103,6 +103,16 @@ def lambda_with(hint: object) -> Any:
 
     function.__annotations__["x"] = complex
     return function
+
+
+def test_two_types_of_one_name_are_refused() -> None:
+    def travel(start: Any, end: Any) -> None: ...
+
+    travel.__annotations__ = {"start": Place, "end": Place}
+    assert [*schema_of(travel)["$defs"]] == ["Place"]
+    travel.__annotations__ = {"start": Place, "end": make_dataclass("Place", [("street", str)])}
+    with pytest.raises(UsageError, match="travel has arguments of two types called 'Place'; give one another"):
+        schema_of(travel)
 
 
 def test_dicts_in_both_shapes_and_functions_are_tools() -> None:
