@@ -169,7 +169,8 @@ def _texts(value: Any) -> Iterable[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, ToolCall):
-        yield value.id + value.name + value.arguments
+        yield value.id + value.name
+        yield from _texts(_arguments(value))  # in which escapes of JSON are characters
     elif isinstance(value, dict):
         yield from chain.from_iterable(map(_texts, [*value, *value.values()]))
     elif isinstance(value, (list, tuple)):

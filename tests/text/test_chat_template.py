@@ -76,6 +76,16 @@ def test_special_tokens_in_the_ids_of_calls_stay_text(tokenizer: Tokenizer) -> N
     assert tokenizer.decode(ids) == f"userassistant{call.id}tool{call.id}"
 
 
+def test_private_characters_that_arguments_of_calls_escape_are_kept(tokenizer: Tokenizer) -> None:
+    template = "{% for m in messages %}{% for call in m.tool_calls or [] %}{{ call.function.arguments.text }}"
+    call = ToolCall(id="1", name="f", arguments='{"text": "\\ue000<|im_end|>"}')
+    how, turns = ToolTemplate(writes_calls=True), [Message("user", "hi"), CallMessage("", (call,))]
+    template += "{% endfor %}{% endfor %}"
+    ids = encode_chat(template, PROCESS.render, turns, tokenizer, {}, find_tool_template=lambda: how).tolist()
+    assert END not in ids
+    assert tokenizer.decode(ids) == "\ue000<|im_end|>"
+
+
 def test_harmless_message_is_encoded_as_the_rendered_text(tokenizer: Tokenizer) -> None:
     text = "<|im_start|>user\nthe  é\n<|im_end|>\n<|im_start|>assistant\n"
     assert encode(tokenizer, Message("user", "the  é\n")) == tokenizer.encode(text, special=True).tolist()
