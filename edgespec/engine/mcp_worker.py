@@ -217,10 +217,13 @@ async def _offered(client: Any) -> list[Any]:
 
 
 async def _call(place: _Place | None, asked: Mapping[str, str], most_s: float) -> dict[str, Any]:
-    """The result of a call. is_over: The server has ended or hangs; all are started anew for the next call."""
+    """The result of a call.
+
+    is_over: The server has ended, hangs or has forgotten this session; all are started anew for the next call.
+    """
     if place is None:  # the servers were started anew, and one offers less than before
         return {"text": f"error: there is no tool {asked['name']} any more", "is_error": True, "printed": ""}
-    from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
+    from mcp_types import CONNECTION_CLOSED
 
     try:
         arguments = json.loads(asked["arguments"])
@@ -230,7 +233,7 @@ async def _call(place: _Place | None, asked: Mapping[str, str], most_s: float) -
     except Exception as error:
         code = getattr(error, "code", None)
         said = "its MCP server has ended" if code == CONNECTION_CLOSED else _words(error, most_s)
-        is_over = code == CONNECTION_CLOSED or (code == REQUEST_TIMEOUT and not await _answers(place.client))
+        is_over = code == CONNECTION_CLOSED or (code is not None and not await _answers(place.client))
         return {"text": cut_result(f"error: {said}"), "is_error": True, "printed": "", "is_over": is_over}
     text = _text_of(result)
     return {
@@ -241,14 +244,14 @@ async def _call(place: _Place | None, asked: Mapping[str, str], most_s: float) -
 
 
 async def _answers(client: Any) -> bool:
-    """True if a server still says something, be it that it knows no ping."""
-    from mcp_types import CONNECTION_CLOSED
+    """True if a server answers a ping, or says that it knows none; one that has forgotten the session does not."""
+    from mcp_types import METHOD_NOT_FOUND
 
     try:
         async with asyncio.timeout(_PING_S):
             await client.send_ping()
     except Exception as error:
-        return not isinstance(error, TimeoutError) and getattr(error, "code", None) != CONNECTION_CLOSED
+        return getattr(error, "code", None) == METHOD_NOT_FOUND
     return True
 
 
@@ -268,7 +271,8 @@ def _words(error: BaseException, most_s: float) -> str:
 
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    if isinstance(error, TimeoutError) or getattr(error, "code", None) == REQUEST_TIMEOUT:
+    is_timeout = getattr(error, "code", None) == REQUEST_TIMEOUT and "timed out" in str(error)
+    if isinstance(error, TimeoutError) or is_timeout:  # servers have this code for forgotten sessions too
         return f"it took longer than {most_s:g} s"
     if isinstance(error, OSError) and error.filename:
         return f"{error.strerror}: {error.filename}"

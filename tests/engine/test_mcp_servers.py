@@ -19,7 +19,7 @@ from rule_chat import RuleEngine
 from edgespec import Conversation, EdgeSpecError, McpServers, ToolCall, UsageError
 from edgespec.engine import mcp_servers, tool_process
 from edgespec.engine.mcp_servers import McpServer, open_servers
-from edgespec.engine.mcp_worker import _call, _text_of, _Tools
+from edgespec.engine.mcp_worker import _call, _Place, _text_of, _Tools
 from edgespec.system.command_line import join_words
 from edgespec.tools.tool import REFUSED
 
@@ -193,6 +193,26 @@ def test_names_are_made_usable_and_tools_that_are_not_are_left_out() -> None:
     ):
         assert note.startswith(f"the tool '{name}' of the MCP server my server is left out: ")
         assert reason in note
+
+
+@needs_mcp
+@pytest.mark.parametrize(("code_of_ping", "is_over"), [(None, False), (-32601, False), (-32600, True)])
+@pytest.mark.parametrize("code", [-32600, -32001])
+def test_a_server_that_has_forgotten_the_session_is_started_anew(
+    code: int, code_of_ping: int | None, is_over: bool
+) -> None:
+    from mcp import MCPError
+
+    async def call_tool(*given: object, **more: object) -> None:
+        raise MCPError(code, "Session not found")
+
+    async def send_ping() -> None:
+        if code_of_ping is not None:
+            raise MCPError(code_of_ping, "no")
+
+    place = _Place(SimpleNamespace(call_tool=call_tool, send_ping=send_ping), "add")
+    result = asyncio.run(_call(place, {"name": "add", "arguments": "{}"}, 1.0))
+    assert (result["text"], result["is_over"]) == ("error: Session not found", is_over)
 
 
 def test_an_empty_text_is_a_text() -> None:
