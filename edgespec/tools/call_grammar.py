@@ -20,7 +20,12 @@ from edgespec.tools.formats import CallFormat, JsonBody, NamedBody, PythonBody, 
 from edgespec.tools.tool import Tool, ToolUse, schema_refusal
 
 # Keywords of texts that are values of JSON, and not of those that stand as they are.
-_TEXT_BOUNDS = ("format", "anyOf", "oneOf", "allOf", "$ref")
+_TEXT_BOUNDS = ("format", "anyOf", "oneOf", "allOf", "$ref", "not", "if")
+# Keywords that bound arguments together, and none by itself.
+_JOINT_BOUNDS = (
+    *("$ref", "anyOf", "oneOf", "allOf", "not", "if", "enum", "const", "minProperties", "maxProperties"),
+    *("patternProperties", "propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
+)
 _ANY_TEXT = "(?s:.*)"
 _NAME_BEFORE_JSON = r"\s*[\w:-]+\s*\{"
 # The white space that templates put into JSON, from which models learned it, and no other.
@@ -187,7 +192,7 @@ class _Writer:
 
     def _tag_rules(self, rule: str, tool: Tool, body: TagBody) -> list[str]:
         """Arguments in the order of the schema, each between its tags."""
-        schema = _closed(tool.parameters)
+        schema = _separable(tool)
         required, parts, rules = schema.get("required", ()), [], []
         for i, (key, inner) in enumerate(schema["properties"].items()):
             value = f"{rule}_{i}"
@@ -220,7 +225,7 @@ class _Writer:
 
     def _python_rules(self, rule: str, tool: Tool) -> list[str]:
         """Arguments by name, in the order of the schema, with commas between those that are there."""
-        schema = _closed(tool.parameters)
+        schema = _separable(tool)
         shared = {each: schema[each] for each in ("$defs", "definitions") if each in schema}
         first, more, rules = '""', "", []
         for i, (key, inner) in reversed([*enumerate(schema["properties"].items())]):
@@ -307,8 +312,30 @@ def _json(schema: Mapping[str, Any], spaced: Mapping[str, Any] = _SPACED) -> str
 
 
 def _closed(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema whose object has no other arguments than are stated, unless it says that it may."""
-    return {"additionalProperties": False, "type": "object", "properties": {}, **parameters}
+    """A schema whose object has no other arguments than are stated, unless it says that it may.
+
+    One that has parts which may state arguments too is left open.
+    """
+    lists = [each for key in ("anyOf", "oneOf", "allOf") if isinstance(each := parameters.get(key), list)]
+    is_open = "$ref" in parameters or any(
+        not isinstance(part, Mapping) or part.keys() - {"required"} for parts in lists for part in parts
+    )
+    closing = {} if is_open else {"additionalProperties": False}
+    return {**closing, "type": "object", "properties": {}, **parameters}
+
+
+def _separable(tool: Tool) -> dict[str, Any]:
+    """The schema of arguments that are written one by one. Raises ToolError: It bounds them together."""
+    schema = _closed(tool.parameters)
+    if bounds := [each for each in _JOINT_BOUNDS if each in schema]:
+        raise schema_refusal(
+            tool,
+            f"it bounds its arguments together by {', '.join(bounds)}, which the grammar of calls that are no "
+            "JSON cannot hold; state properties and required alone",
+        )
+    if lacking := [each for each in schema.get("required", ()) if each not in schema["properties"]]:
+        raise schema_refusal(tool, f"it requires '{lacking[0]}', which is none of its properties; add it to them")
+    return schema
 
 
 def _without(text: str) -> str:

@@ -14,9 +14,11 @@ from typing import Any
 import msgspec
 
 from edgespec.errors import ToolError, UsageError
+from edgespec.grammar.schema import resolve
 from edgespec.tools.function_arguments import describe_function, schema_of, typed_arguments
 
 MAX_DEPTH = 64  # objects and lists within each other, in a schema or in arguments
+_BESIDE_REFERENCES = {"$defs", "definitions", "$schema", "title", "description", "type"}
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 ALL = "all"  # stands for the names of all tools
 CHOICES = ("auto", "none", "required")
@@ -158,6 +160,7 @@ def _require_schema(schema: Any, name: str, where: str) -> dict[str, Any]:
     if schema is None:
         return {"type": "object", "properties": {}}
     whose, found = f"of the tool '{name}'", reprlib.repr(schema)
+    schema = _followed(schema) if isinstance(schema, Mapping) else schema
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
         raise _wrong(where, f"{whose} is {found}; wanted a JSON schema of the type object")
     if is_too_deep(schema):
@@ -166,6 +169,16 @@ def _require_schema(schema: Any, name: str, where: str) -> dict[str, Any]:
     if not isinstance(inner, Mapping) or not all(isinstance(each, (Mapping, bool)) for each in inner.values()):
         raise _wrong(where, f"{whose} has the properties {reprlib.repr(inner)}; wanted an object of JSON schemas")
     return {"type": "object", "properties": {}, **schema}
+
+
+def _followed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a schema refers to, where it says little more, as those of types that hold themselves do."""
+    own = {key: value for key, value in schema.items() if key != "$ref"}
+    if "$ref" not in schema or not own.keys() <= _BESIDE_REFERENCES:
+        return schema
+    target = resolve(str(schema["$ref"]), schema)
+    is_object = isinstance(target, Mapping) and target.get("type", "object") == "object"
+    return {**target, **own} if is_object else schema
 
 
 def is_too_deep(value: Any) -> bool:

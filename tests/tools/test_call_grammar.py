@@ -131,6 +131,52 @@ def test_each_familys_calls_match_and_wrong_ones_do_not(
             assert matches(begin + '{"name": "Ada"}' + end)
 
 
+OBJECT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("hermes", {"$ref": "#/$defs/A", "$defs": {"A": OBJECT}}),
+        ("qwen3-coder", {"type": "object", "$ref": "#/$defs/A", "$defs": {"A": OBJECT}}),
+        ("hermes", {"allOf": [OBJECT]}),
+        ("hermes", {"anyOf": [OBJECT, {"type": "object", "properties": {"x": False}, "required": ["y"]}]}),
+    ],
+)
+def test_arguments_that_a_schema_states_in_its_parts_can_be_given(
+    vocabulary: tuple[GrammarVocabulary, Tokenizer], name: str, parameters: dict[str, Any]
+) -> None:
+    grammars, tokenizer = vocabulary
+    format = next(each for each in FORMATS if each.name == name)
+    use = ToolUse(tools=parse_tools([{"name": "go", "parameters": parameters}]), choice="required")
+    lark = call_grammar(use, constrained_format(format), grammars.special_among(tokenizer.added_tokens)).source
+    for value, is_right in ((3, True), ("a", False)):
+        matcher = LLMatcher(grammars.tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0)
+        tokens = tokenizer.encode(write_calls(format, [WrittenCall("go", {"x": value})]), special=True).tolist()
+        assert (matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()) == is_right
+
+
+@pytest.mark.parametrize("name", ["qwen3-coder", "lfm2"])
+@pytest.mark.parametrize(
+    ("bound", "said"),
+    [
+        ({"anyOf": [{"required": ["x"]}, {"required": ["y"]}]}, "bounds its arguments together by anyOf"),
+        ({"allOf": [OBJECT]}, "bounds its arguments together by allOf"),
+        ({"not": {"required": ["x"]}}, "bounds its arguments together by not"),
+        ({"minProperties": 1}, "bounds its arguments together by minProperties"),
+        ({"required": ["z"]}, "it requires 'z', which is none of its properties"),
+    ],
+)
+def test_what_bounds_arguments_together_is_refused_where_each_is_written_alone(
+    name: str, bound: dict[str, Any], said: str
+) -> None:
+    format = next(each for each in FORMATS if each.name == name)
+    parameters = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {}}, **bound}
+    use = ToolUse(tools=parse_tools([{"name": "go", "strict": True, "parameters": parameters}]))
+    with pytest.raises(ToolError, match=said):
+        call_grammar(use, constrained_format(format), {})
+
+
 @pytest.mark.parametrize("name", ["hermes", "granite", "qwen3-coder", "functionary-v3.2", "lfm2", "olmo3"])
 def test_a_demanded_call_comes_and_follows_its_schema(make: Make, name: str) -> None:
     format = next(each for each in FORMATS if each.name == name)
@@ -212,6 +258,15 @@ def test_texts_between_tags_keep_to_their_bounds(make: Make, family: str) -> Non
     properties["end"] = {"type": "string", "format": "date"}
     with pytest.raises(UsageError, match="bounds its argument 'end' by format"):
         engine.generate(ASK, tools=[{"name": "set", "parameters": parameters}], **settings)
+
+
+@pytest.mark.parametrize("key", ["not", "if"])
+def test_a_text_between_tags_that_must_not_be_something_is_refused(key: str) -> None:
+    format = next(each for each in FORMATS if each.name == "qwen3-coder")
+    parameters = {"properties": {"a": {"type": "string", key: {"const": "x"}}}}
+    use = ToolUse(tools=parse_tools([{"name": "go", "strict": True, "parameters": parameters}]))
+    with pytest.raises(ToolError, match=f"bounds its argument 'a' by {key}, which"):
+        call_grammar(use, constrained_format(format), {})
 
 
 def test_the_tool_whose_schema_is_too_large_is_named(tiny_model: Path) -> None:
