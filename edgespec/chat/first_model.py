@@ -146,7 +146,8 @@ def ask(question: str, read_line: Callable[[], str], show: Callable[[str], None]
 def _may_ask(options: argparse.Namespace) -> bool:
     """True if a person is there to be asked who has named neither a model nor a drafter for one."""
     is_seen = all(each.isatty() for each in (sys.stdin, sys.stdout, sys.stderr))
-    is_named = options.model is not options.parser.get_default("model") or {"model", "drafter"} & options.stated
+    stated = {*options.configured, *vars(options).get("stated", ())}
+    is_named = options.model is not options.parser.get_default("model") or {"model", "drafter"} & stated
     goes_on = options.continues is not None or options.transcript
     return is_seen and not (is_named or goes_on or options.quiet)
 

@@ -36,7 +36,14 @@ def terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 
 def options(**changed: Any) -> Any:
-    plain = {"stated": set(), "continues": None, "transcript": None, "quiet": False, "offline": False}
+    plain = {
+        "stated": {},
+        "configured": set(),
+        "continues": None,
+        "transcript": None,
+        "quiet": False,
+        "offline": False,
+    }
     parser = SimpleNamespace(get_default=lambda name: DEFAULT_MODEL)
     return SimpleNamespace(**{"model": DEFAULT_MODEL, "memory": None, "parser": parser, **plain, **changed})
 
@@ -116,8 +123,10 @@ def test_enter_is_no_and_anything_else_is_asked_again(lines: list[str], is_yes: 
     "changed",
     [
         {"model": "named"},
-        {"stated": {"model"}},
-        {"stated": {"drafter"}},
+        {"stated": {"model": "--model"}},
+        {"stated": {"drafter": "--drafter"}},
+        {"configured": {"drafter"}},
+        {"configured": {"model"}},
         {"continues": True},
         {"transcript": Path("talk")},
         {"quiet": True},
