@@ -146,8 +146,8 @@ def ask(question: str, read_line: Callable[[], str], show: Callable[[str], None]
 def _may_ask(options: argparse.Namespace) -> bool:
     """True if a person is there to be asked who has named neither a model nor a drafter for one."""
     is_seen = all(each.isatty() for each in (sys.stdin, sys.stdout, sys.stderr))
-    stated = {*options.configured, *vars(options).get("stated", ())}
-    is_named = options.model is not options.parser.get_default("model") or {"model", "drafter"} & stated
+    named = {"model", "drafter"} & (options.configured | options.stated.keys())
+    is_named = options.model is not options.parser.get_default("model") or named
     goes_on = options.continues is not None or options.transcript
     return is_seen and not (is_named or goes_on or options.quiet)
 

@@ -14,7 +14,7 @@ from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 from edgespec import EdgeSpecError, MemoryExhausted, UsageError, __version__, in_flags
-from edgespec.cli.arguments import attribute_name
+from edgespec.cli.arguments import attribute_name, stated_flags
 from edgespec.cli.bench import add_bench, add_score
 from edgespec.cli.chat import add_chat
 from edgespec.cli.completion import add_completion, answer_shell, is_asked_by_shell
@@ -204,7 +204,7 @@ def _parse(arguments: Sequence[str] | None, origins: dict[str, str]) -> tuple[ar
     for name, each in defaults.items():
         if not OPTIONS[name].is_secret:
             origins.update(dict.fromkeys(_quotations(name, each.value), f"{name} is set in {each.origin}"))
-    options.configured = {attribute_name(name) for name in defaults}
+    options.configured, options.stated = {attribute_name(name) for name in defaults}, stated_flags(options)
     require_consistent(options, {name: each.origin for name, each in defaults.items()})
     shown = {name: "…" if OPTIONS[name].is_secret else each.value for name, each in defaults.items()}
     return options, [f"default of --{name}: {shown[name]} ({each.origin})" for name, each in defaults.items()]
