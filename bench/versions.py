@@ -5,11 +5,13 @@
 OTHER_PYTHON is the interpreter of an environment that holds the other version. Each version has a process of its
 own with the model loaded: plain, then with the drafter, then `edgespec serve`, which four clients ask at once. The
 two answer the very same requests in turn, and the order changes with every round. One process of a version can be
-several percent faster than the next one of the same version, so all this is done with several pairs of processes.
+several percent faster than the next one of the same version, and what is loaded first is slower than what comes
+second, so all this is done with several pairs of processes, and every other pair loads the other version first.
 Last are starts, in turn too: of --help, and of an engine up to its first token. Printed are ratios of this
-version's speed to the other's (of the other's time to this one's): the median over pairs of processes, each of
-which counts with its own median, and the 95 % interval. Only the public names and commands are used, so that any
-version can be measured.
+version's speed to the other's (of the other's time to this one's): a pair of processes has the median of its
+requests, two pairs that follow one another have their geometric mean, in which both orders count alike, and all of
+them a median and its 95 % interval. Only the public names and commands are used, so that any version can be
+measured.
 """
 
 import json
@@ -142,7 +144,8 @@ def compare(opened: Opened, num_pairs: int, num_rounds: int, figures: Sequence[s
         for i, pairs in enumerate(ratios):
             pairs.append(median(our[i] / other[i] for our, other in zip(ours, others, strict=True)))
     for figure, pairs in zip(figures, ratios, strict=True):
-        middle, low, high = median_interval(pairs)
+        both_orders = [(one * two) ** 0.5 for one, two in zip(pairs[::2], pairs[1::2], strict=True)]
+        middle, low, high = median_interval(both_orders)
         print(f"{figure:>40} {middle:.3f}  ({low:.3f} to {high:.3f}; {len(pairs)} pairs)", flush=True)
 
 
@@ -183,6 +186,13 @@ def compare_starts(versions: Versions, num_pairs: int) -> None:
     compare(opened, num_pairs, 1, ["start of --help", "start to a first token"])
 
 
+def even(text: str) -> int:
+    """A number of pairs, as half of them load this version first. Raises ValueError."""
+    if (number := int(text)) < 2 or number % 2:
+        raise ValueError
+    return number
+
+
 def in_turn(number: int) -> Sequence[str]:
     """The versions in the order of a pair of processes."""
     return NAMES[:: -1 if number % 2 else 1]
@@ -193,9 +203,9 @@ def main() -> None:
     parser.add_argument("python", metavar="OTHER_PYTHON")
     parser.add_argument("model", metavar="MODEL", help="a model folder")
     parser.add_argument("--other-model", metavar="FOLDER", help="a copy of it for the other version")
-    parser.add_argument("--processes", type=int, default=8, metavar="N", help="pairs (default: %(default)s)")
+    parser.add_argument("--processes", type=even, default=8, metavar="N", help="pairs (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="of each pair (default: %(default)s)")
-    parser.add_argument("--starts", type=int, default=20, metavar="N", help="pairs (default: %(default)s)")
+    parser.add_argument("--starts", type=even, default=20, metavar="N", help="pairs (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--drafter", default="suffix")
     options = parser.parse_args()

@@ -14,23 +14,22 @@ def test_the_interval_of_a_median_lies_around_it_and_within_the_values() -> None
     assert (middle, low, high) == (9.5, 5.0, 14.0)  # at least 95 % by the binomial distribution
 
 
-def test_ratios_are_of_neighbours_in_time_and_rounds_have_numbers_of_their_own(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_ratios_are_of_neighbours_in_time_and_both_orders_count_alike(capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[int] = []
+    ours = [2.0, 8.0, 2.0, 32.0]  # every second pair of processes loads the other version first
 
     def opened(pair: int) -> AbstractContextManager[dict[str, Measure]]:
         def measure(number: int) -> list[Speeds]:
             asked.append(number)
-            return [[(2.0 + 2.0 * pair) * (number + 1), 5.0]]
+            return [[ours[pair] * (number + 1), 5.0]]
 
         return nullcontext({"this": measure, "other": lambda number: [[number + 1.0, 10.0]]})
 
-    compare(opened, 2, 3, ["decoding", "first token"], warm_up=2)
-    assert asked == [0, 1, 2, 3, 4] * 2
+    compare(opened, 4, 3, ["decoding", "first token"], warm_up=2)
+    assert asked == [0, 1, 2, 3, 4] * 4
     assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == [
-        "decoding 3.000 (2.000 to 4.000; 2 pairs)",
-        "first token 0.500 (0.500 to 0.500; 2 pairs)",
+        "decoding 6.000 (4.000 to 8.000; 4 pairs)",
+        "first token 0.500 (0.500 to 0.500; 4 pairs)",
     ]
 
 
