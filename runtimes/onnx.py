@@ -241,11 +241,6 @@ class OnnxDecoder(Decoder, Cache, Forks):
                 self._hidden.clear()
 
     @property
-    def max_pass_tokens(self) -> int:
-        """How many tokens a pass may run."""
-        return self.chunk_tokens
-
-    @property
     def _states(self) -> RecurrentStates | None:
         """The states of recurrent layers; None of a model that has none."""
         cache = self._passes.cache

@@ -103,7 +103,7 @@ class OnnxTreeDecoder(OnnxBranchDecoder):
     @property
     def _most_tokens(self) -> int:
         """How many tokens a pass over a tree may run: those of the widest that gives all its rows."""
-        return self.shapes.rows[-1] if self.shapes else self.max_pass_tokens
+        return self.shapes.rows[-1] if self.shapes else self.chunk_tokens
 
     def _num_padded(self, num_tokens: int) -> int:
         """How many tokens a pass is padded by."""

@@ -6,7 +6,6 @@ length of its draft are measured; the best length and its gain follow (Leviathan
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import accumulate, cycle, islice
 from math import sqrt
 from pathlib import Path
@@ -31,7 +30,7 @@ from edgespec.setup.resolve import resolve
 from edgespec.setup.wish import Wish
 from edgespec.system.command_line import quote
 from edgespec.text.tokenizer import have_same_tokens
-from edgespec.types import Logits, Report, Sampler, TokenIds
+from edgespec.types import Report, Sampler, TokenIds
 
 _MAX_TOKENS = 48  # of each answer
 _LENGTHS = (4, 1, 3, 2)  # of drafts, in turn: passes of some widths cost no more than narrower ones
@@ -187,30 +186,19 @@ def without_states(drafters: Sequence[Drafter]) -> Iterator[None]:
             each.expect_drafts(True)
 
 
-@dataclass(slots=True)
-class InTurn:
+class InTurn(FixedLength):
     """Drafts of several lengths in turn, whose rounds show what each takes.
 
     A drafter that works ahead has one length, since it would start over with each change.
     """
 
-    drafters: Sequence[Drafter]
-    _policy: FixedLength = field(init=False)
-    _lengths: Iterator[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._policy = FixedLength(self.drafters, max(_LENGTHS))
-        is_ahead = any(each.can.run_ahead for each in self.drafters)
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        super().__init__(drafters, max(_LENGTHS))
+        is_ahead = any(each.can.run_ahead for each in drafters)
         self._lengths = cycle([max(_LENGTHS)] if is_ahead else _LENGTHS)
 
     def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Proposal:
-        return self._policy.propose(tokens, min(max_tokens, next(self._lengths)), sampler)
-
-    def observe(self, round: Proposal, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
-        self._policy.observe(round, logits, emitted, verify_s)
-
-    def close(self) -> None:
-        self._policy.close()
+        return super().propose(tokens, min(max_tokens, next(self._lengths)), sampler)
 
 
 def _decode(

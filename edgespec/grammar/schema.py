@@ -181,14 +181,7 @@ def resolve(reference: str, root: Any) -> Any:
 def argument_schema(parameters: Schema, name: str) -> Any:
     """The schema of one property of an object; True where the schema of the object says nothing of it."""
     schema = _followed(parameters, parameters)
-    if not isinstance(schema, Mapping):
-        return True
-    properties = schema.get("properties")
-    return (
-        properties[name]
-        if isinstance(properties, Mapping) and name in properties
-        else schema.get("additionalProperties", True)
-    )
+    return _property(schema, name) if isinstance(schema, Mapping) else True
 
 
 def allows(schema: Any, root: Any, value: Any, known: dict[tuple[int, int], bool] | None = None) -> bool:
@@ -360,8 +353,8 @@ def _followed(schema: Any, root: Any) -> Any:
 
 
 def _property(schema: Schema, name: str) -> Any:
-    properties = schema.get("properties", {})
-    if name in properties:
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping) and name in properties:
         return properties[name]
     return True if schema.get("patternProperties") else schema.get("additionalProperties", True)
 

@@ -106,12 +106,6 @@ class StatesFile:
         """The first texts whose states take no more bytes than that."""
         return [text for text in texts if (text.start + len(text.tokens)) * self.row_bytes <= most_bytes]
 
-    def trust(self, texts: Sequence[Text]) -> None:
-        """Take the rows of a file that has no hashes yet for those of these texts."""
-        if self.num_rows and not self._hashes.exists():
-            stored = [text for text in texts if text.start + len(text.tokens) <= self.num_rows]
-            self._write_hashes(stored)
-
     def missing(self, texts: Sequence[Text]) -> list[Text]:
         """The texts from the first one on whose states are not in the file, or only in part."""
         return list(texts[self._num_stored(texts) :])

@@ -219,7 +219,6 @@ class TargetRun:
     def _store_states(self, texts: list[Text], read: ReadStates, num_at_once: int = 1) -> None:
         """Store the hidden states that are missing."""
         states = self.folder.states
-        states.trust(texts)
         if num_foreign := states.num_foreign(texts):
             self.report(
                 f"the hidden states of {num_foreign} texts are of others than {TEXTS} has; they are made again"

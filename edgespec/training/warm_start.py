@@ -47,7 +47,7 @@ _FITTED_PRODUCTS = 2e12  # multiplications, some 20 s of two cores
 
 
 def expected_counts(
-    states: Floats, head: Floats, scale: float, cap: float | None, device: str | None = None
+    states: Floats, head: Floats, scale: float, cap: float | None, device: str
 ) -> npt.NDArray[np.float64]:
     """How often each token is expected after some rows, [vocab_size]: a sum of probabilities.
 
@@ -58,25 +58,16 @@ def expected_counts(
         states: After the target's final norm, [num_rows, hidden_size]; of many rows an even sample counts.
         head: The target's vocabulary head, [vocab_size, hidden_size].
         scale, cap: Of the target's logits.
-        device: Of torch, if that is to count.
+        device: Of torch, which counts.
     """
+    import torch
+
     counts = np.zeros(len(head))
     states = states[:: max(1, len(states) // _MOST_COUNTED)]
-    if device is not None:
-        import torch
-
-        columns = torch.from_numpy(head).to(device).T * scale
-        for part in torch.from_numpy(states).to(device, torch.float32).split(_COUNTED_AT_ONCE):
-            found = part @ columns if cap is None else cap * torch.tanh(part @ columns / cap)
-            counts += found.softmax(-1).sum(0).double().cpu().numpy()
-        return counts
-    for start in range(0, len(states), _COUNTED_AT_ONCE):
-        logits = states[start : start + _COUNTED_AT_ONCE].astype(np.float32) @ head.T * np.float32(scale)
-        if cap is not None:
-            logits = np.float32(cap) * np.tanh(logits / np.float32(cap))
-        shares = np.exp(logits - logits.max(axis=1, keepdims=True))
-        shares /= shares.sum(axis=1, keepdims=True)
-        counts += shares.sum(axis=0, dtype=np.float64)
+    columns = torch.from_numpy(head).to(device).T * scale
+    for part in torch.from_numpy(states).to(device, torch.float32).split(_COUNTED_AT_ONCE):
+        found = part @ columns if cap is None else cap * torch.tanh(part @ columns / cap)
+        counts += found.softmax(-1).sum(0).double().cpu().numpy()
     return counts
 
 

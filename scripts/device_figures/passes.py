@@ -56,9 +56,9 @@ def find_placement(checked: Checked, precision: str) -> Iterator[Figure]:
     widths = decoder.can.widths
     yield Figure(
         f"opened in {opened_s:.1f} s, {name_mode(is_deterministic=False)}; "
-        f"{format_placement(placement)}; passes of up to {decoder.max_pass_tokens} "
+        f"{format_placement(placement)}; passes of up to {decoder.chunk_tokens} "
         f"tokens are right, padded to widths {', '.join(map(str, widths)) or '(none)'}",
-        {"opened_s": opened_s, "max_pass_tokens": decoder.max_pass_tokens, "widths": widths},
+        {"opened_s": opened_s, "max_pass_tokens": decoder.chunk_tokens, "widths": widths},
         strays and f"{strays}: each costs a copy to the host and back in every pass",
     )
     del decoder

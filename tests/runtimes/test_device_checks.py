@@ -55,7 +55,7 @@ def test_a_check_is_done_once_and_a_pass_of_one_token_later(
     assert again.num_fed == first.num_fed == 0
     if kind is OnnxTreeDecoder:
         assert again._runs_trees == first._runs_trees
-    assert (again.max_pass_tokens, again.can) == (first.max_pass_tokens, first.can)
+    assert (again.chunk_tokens, again.can) == (first.chunk_tokens, first.can)
 
 
 def test_a_check_is_repeated_for_another_device_driver_or_runtime(

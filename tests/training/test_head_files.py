@@ -20,7 +20,6 @@ from edgespec.training.network import FINAL_NORM, FUSE, INPUT_NORM, JOIN, MARKOV
 from edgespec.training.warm_start import (
     FittedRows,
     choose_tokens,
-    expected_counts,
     fit_join,
     head_shape,
     read_layers,
@@ -91,12 +90,7 @@ def test_several_states_start_as_one_that_tells_more_of_what_is_wanted() -> None
 
 
 def test_tokens_that_can_be_drafted_are_the_most_probable_and_those_that_always_count() -> None:
-    rng = np.random.default_rng(0)
-    states, head = rng.normal(size=(700, 6)).astype(np.float32), rng.normal(size=(40, 6)).astype(np.float32)
-    logits = states @ head.T * 0.5
-    shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    counts = expected_counts(states, head, 0.5, None)
-    assert counts == pytest.approx(shares.sum(axis=0), rel=1e-4)
+    counts = np.random.default_rng(0).random(40)
     least = int(counts.argmin())
     tokens = choose_tokens(counts, 10, [least])
     assert tokens.tolist() == sorted({least, *np.argsort(-counts)[:9].tolist()})

@@ -176,19 +176,6 @@ def test_answers_to_held_out_prompts_that_come_later_leave_all_states_in_their_p
     assert (states.missing(again), states.num_foreign(again)) == (again[3:], 0)
 
 
-def test_a_states_file_without_hashes_is_trusted_once(tmp_path: Path) -> None:
-    texts = made_texts((2, 3), (1, 4), (3, 3))
-    states = StatesFile(tmp_path / "states", 2)
-    states.fill(texts, states_of)
-    (tmp_path / "states.texts").unlink()
-    with states.path.open("r+b") as file:
-        file.truncate(12 * states.row_bytes)
-    states.trust(texts)
-    assert (states.missing(texts), states.num_foreign(texts)) == (texts[2:], 0)
-    states.trust(others := [text._replace(tokens=text.tokens + 1) for text in texts])
-    assert (states.missing(others), states.num_foreign(others)) == (others, 2)
-
-
 def test_states_for_which_there_is_no_room_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = disk.shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda folder: usage)
