@@ -85,7 +85,7 @@ def lay_out(
         hidden_layers=options.hidden_layers,
         pooling=loaded.pooling,
         gathered_bytes=_gathered_bytes(loaded, rule),
-        half_bytes=half_bytes(loaded, rule),
+        half_bytes=_half_bytes(loaded, rule),
         self_drafter=SelfDrafter(graph="model_draft.onnx", layers=kept_layers, vocab_subset=subset)
         if kept_layers
         else None,
@@ -108,7 +108,7 @@ def _gathered_bytes(loaded: LoadedSource, rule: Rule) -> int:
     return int(table.rows * table.columns * (weight + scale))
 
 
-def half_bytes(loaded: LoadedSource, rule: Rule) -> int:
+def _half_bytes(loaded: LoadedSource, rule: Rule) -> int:
     """The bytes of matrices that are written as half floats, without those that gathered_bytes has."""
     own = (tensor for role, tensor in loaded.tensors.items() if role != "layer_embedding")
     matrices = (tensor for tensor in own if tensor.rows > 1)

@@ -195,9 +195,9 @@ def needed_bytes(manifest: Manifest, file_bytes: int) -> int:
 
 
 def foresee_model(home: ModelHome, model: str, form: str, gpu_bytes: int | None = None) -> ModelSize:
-    """A made-up manifest, which only states shapes, and the bytes of the weights file.
+    """The manifest of a model as its source gives it, and the bytes of the weights file.
 
-    A model that the catalogue does not list is read from its source, which is fetched if need be.
+    That of a catalogue model is made up, and only states shapes. Another source is fetched if need be.
 
     gpu_bytes: The memory of the NVIDIA GPU that it is for.
 
@@ -232,48 +232,29 @@ def _from_catalog(name: str, entry: CatalogEntry, precision: str, form: str) -> 
             i for i in range(num_layers) if i * num_cached // num_layers == (i + 1) * num_cached // num_layers
         ),
     )
-    size = _make_up(name, precision, kv_cache, shape.vocab_size, shape.context_length, num_bytes, form)
-    gathered = _gathered_bytes(shape, precision) if shape.num_gathered else 0
-    return size._replace(manifest=replace(size.manifest, gathered_bytes=gathered))
-
-
-def _from_source(source: Path, name: str, precision: str, form: str) -> ModelSize:
-    from edgespec.export.layout import half_bytes  # 0.3 s, and only a first use needs it
-    from edgespec.export.options import ExportOptions
-    from edgespec.export.plan import plan_model
-
-    planned = plan_model(source, ExportOptions(precision=precision, form=form))
-    config, cost = planned.loaded.config, planned.cost
-    kv_cache = KVCache(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        convolutions=config.convolutions,
-        recurrence=config.recurrence,
-        other_heads=config.other_heads,
-        sharing_layers=config.sharing_layers,
-    )
-    sizes = config.vocab_size, config.context_length, cost.write_bytes
-    size = _make_up(name, cost.precision, kv_cache, *sizes, form)
-    return size._replace(manifest=replace(size.manifest, half_bytes=half_bytes(planned.loaded, planned.rule)))
-
-
-def _make_up(
-    name: str, precision: str, kv_cache: KVCache, vocab_size: int, context_length: int, num_bytes: int, form: str
-) -> ModelSize:
-    """A model in a form, of which only the shapes are known."""
     manifest = Manifest(
         name=name,
         architecture="",
         precision=precision,
-        context_length=context_length,
+        context_length=shape.context_length,
         kv_cache=kv_cache,
-        vocab_size=vocab_size,
+        vocab_size=shape.vocab_size,
         vocab_sha256="",
         bos_token_id=None,
         eos_token_ids=(),
         add_bos=False,
         source=Source(name=name, format="", sha256=""),
         tree_graph="model_tree.onnx",
+        gathered_bytes=_gathered_bytes(shape, precision) if shape.num_gathered else 0,
     )
     return ModelSize(_manifest_in_form(manifest, form), num_bytes)
+
+
+def _from_source(source: Path, name: str, precision: str, form: str) -> ModelSize:
+    from edgespec.export.layout import lay_out  # 0.3 s, and only a first use needs it
+    from edgespec.export.options import ExportOptions
+    from edgespec.export.plan import plan_model
+
+    planned = plan_model(source, ExportOptions(precision=precision, form=form))
+    manifest = lay_out(name, planned.loaded, planned.rule, planned.options)
+    return ModelSize(manifest, planned.cost.write_bytes)

@@ -1,6 +1,7 @@
 """What is foreseen of a model, compared with what its export makes."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -23,13 +24,7 @@ def test_shapes_are_those_of_the_export(tiny_gguf: Path, tmp_path: Path, form: s
     made = export_model(
         tiny_gguf, tmp_path / "made", precision=precision[1:] or ("fp16" if form == "npu" else "source"), form=form
     )
-    assert (found.form, found.precision) == (made.form, made.precision)
-    assert (found.vocab_size, found.context_length) == (made.vocab_size, made.context_length)
-    assert found.tree_graph == made.tree_graph
-    kv_cache = found.kv_cache
-    assert (kv_cache.form, kv_cache.num_layers, kv_cache.num_kv_heads, kv_cache.head_dim) == (
-        made.kv_cache.form, made.kv_cache.num_layers, made.kv_cache.num_kv_heads, made.kv_cache.head_dim,
-    )  # fmt: skip
+    assert replace(found, name="made", vocab_sha256=made.vocab_sha256, files=made.files) == made
     # Rotary tables lie beside the weights, which shows in a model as small as this one alone.
     assert num_bytes > 0.5 * (tmp_path / "made" / made.weights).stat().st_size
     assert not (tmp_path / "models").exists()
