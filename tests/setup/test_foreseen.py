@@ -41,6 +41,7 @@ def test_half_floats_count_as_widened_in_the_precision_of_the_source(tmp_path: P
     assert [manifest.half_bytes for manifest in made] == stored
     assert stored[0] == stored[1] > stored[2] == 0
     assert foresee_model(home, f"{source}:source", "cpu").manifest.half_bytes == stored[0]
+    assert foresee_model(home, f"{source}:w8a16", "npu").manifest.half_bytes == 0
     kept, rounded = (
         estimate("m", precision, 1 << 30, 2 << 30, is_blocks=False, is_checked=True, write_bytes=2 << 30)
         for precision in ("source", "fp16")
