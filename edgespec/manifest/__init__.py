@@ -328,6 +328,18 @@ class Manifest:
             return self.parallel.num_tokens
         return self.head.tokens_per_pass if self.head else 1
 
+    def of_layers(self, kept: Sequence[int]) -> "Manifest":
+        """The manifest of a model that has some of the layers alone, and their share of the weights."""
+        num_layers = self.kv_cache.num_layers
+        return replace(
+            self,
+            kv_cache=self.kv_cache.of_layers(kept),
+            tree_graph=None,
+            hidden_layers=(),
+            gathered_bytes=self.gathered_bytes * len(kept) // num_layers,
+            half_bytes=self.half_bytes * len(kept) // num_layers,
+        )
+
     @property
     def most_draft_tokens(self) -> int | None:
         """The most tokens that it drafts after a text, as a drafter; None where its kind has no bound."""

@@ -89,7 +89,7 @@ def estimate_memory(
     if isinstance(size, int):
         size = WeightsSize(size, size)
     num_tokens = min(num_tokens or FORESEEN_TOKENS, manifest.context_length)
-    kv, opened_bytes = manifest.kv_cache, size.file_bytes - manifest.gathered_bytes
+    kv, opened_bytes = manifest.kv_cache, max(0, size.file_bytes - manifest.gathered_bytes)
     halves_bytes = min(manifest.half_bytes, opened_bytes)
     growth = zip(_FLOATS_GROWTH.get(manifest.precision, _BLOCKS_GROWTH), _HALVES_GROWTH, strict=True)
     resident, addressed = (int(own * (opened_bytes - halves_bytes) + half * halves_bytes) for own, half in growth)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgespec.draft.limits import MAX_PLANNED_TOKENS
 from edgespec.errors import EdgeSpecError
-from edgespec.manifest import Manifest, read_manifest
+from edgespec.manifest import read_manifest
 from edgespec.memory.estimate import BYTES_PER_WEIGHT, texts_bytes
 from edgespec.memory.free_memory import HOST
 from edgespec.runtimes.devices import nvidia_bytes
@@ -207,7 +207,7 @@ def _describe_layers(target: DraftingTarget, known: KnownDrafter) -> PossibleDra
         return None
     kept = num_layers * _SHARE_OF_LAYERS[0] // _SHARE_OF_LAYERS[1]
     kept_bytes = target.size.file_bytes * kept // num_layers
-    manifest = _with_layers(target.size.manifest, kept)
+    manifest = target.size.manifest.of_layers(range(kept))
     if not manifest.kv_cache.attention_layers:
         return None  # an export refuses such a drafter
     memory_bytes, obstacle = target.memory_of(manifest, kept_bytes)
@@ -238,7 +238,8 @@ def _describe_import(target: DraftingTarget, known: KnownDrafter) -> PossibleDra
     memory_bytes, obstacle = None, ""
     if size is not None and stored_bytes is not None:
         num_layers = size.manifest.kv_cache.num_layers if known.kind == "model" else 1
-        manifest = replace(_with_layers(size.manifest, num_layers), precision=_STORED)
+        like_target = size.manifest.of_layers(range(num_layers))
+        manifest = replace(like_target, precision=_STORED, gathered_bytes=0, half_bytes=0)
         memory_bytes, obstacle = target.memory_of(manifest, stored_bytes)
     found = PossibleDrafter(
         kind=known.kind,
@@ -281,12 +282,6 @@ def _with_export(
     words = [*target.source.words, "--drafter", drafter, *precision, "--output", output]
     get = _command("export", words, target.devices)
     return replace(found, get=get, use=chat_in(output, target))
-
-
-def _with_layers(manifest: Manifest, num_layers: int) -> Manifest:
-    """A manifest that stands for a drafter of so many layers like those of the target."""
-    kv_cache = manifest.kv_cache.of_layers(range(num_layers))
-    return replace(manifest, kv_cache=kv_cache, tree_graph=None, hidden_layers=())
 
 
 def rank_drafters(target: DraftingTarget, pairs: Iterable[Path], named: Mapping[str, ModelFolder]) -> Ranking:

@@ -255,14 +255,11 @@ def self_drafter(manifest: Manifest) -> Manifest:
             "--keep-layers 0-5 --output DIR"
         )
     return replace(
-        manifest,
+        manifest.of_layers(drafter.layers),
         name=f"{len(drafter.layers)} layers of {manifest.name}",
         graph=drafter.graph,
-        tree_graph=None,
         signature=replace(manifest.signature, best=None),
-        kv_cache=manifest.kv_cache.of_layers(drafter.layers),
         vocab_subset=drafter.vocab_subset,
-        hidden_layers=(),
     )
 
 

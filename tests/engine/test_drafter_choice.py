@@ -262,7 +262,8 @@ def test_layers_of_the_target_are_ready_where_it_was_exported_with_them(home: Mo
     assert "--keep-layers 0-20 --output llama-3.1-8b-instruct-layers" in listed.get
     assert "accept its terms" in found(ranking(home, "llama-3.1-8b"), "llama-3.2-1b").note
     for name, num_kept, num_layers in (("qwen3.5-4b", 21, 32), ("gemma-4-e2b", 23, 35), ("lfm2.5-1.2b", 10, 16)):
-        mixed = found(ranking(home, name), f"{num_kept} of its {num_layers} layers")
+        mixed = found(ranked := ranking(home, name), f"{num_kept} of its {num_layers} layers")
+        assert all(each.memory_bytes is None or each.memory_bytes > 0 for each in ranked.drafters)
         assert f"--keep-layers 0-{num_kept - 1} " in mixed.get
 
 

@@ -62,8 +62,11 @@ def test_a_drafter_of_some_layers_has_those_whose_keys_they_read(tmp_path: Path)
     with pytest.raises(UsageError, match="layer 4 reads the keys and values of layer 1; keep that one too"):
         export_model(tmp_path / "hf", tmp_path / "no", trimming=Trimming(keep=frozenset({0, 4})))
     export_model(tmp_path / "hf", tmp_path / "out", precision="fp32", trimming=Trimming(keep=frozenset({0, 2, 5})))
-    kv = self_drafter(read_manifest(tmp_path / "out")).kv_cache
+    drafter = self_drafter(whole := read_manifest(tmp_path / "out"))
+    kv = drafter.kv_cache
     assert (kv.sharing_layers, kv.attention_layers, kv.head_dims) == ((2,), (0, 1), {16, 32})
+    assert 7 * drafter.gathered_bytes == 3 * whole.gathered_bytes > 0
+    assert estimate_memory(whole, 0).weights_bytes == estimate_memory(drafter, 0).weights_bytes
     texts = {
         name: load(tmp_path / "out", drafter=name, device="cpu").generate("the", max_tokens=12).token_ids
         for name in ("none", "self")
