@@ -27,7 +27,7 @@ from edgespec.export.tensors import StoredTensor, Tensors
 _Array = npt.NDArray[Any]
 # Scales of activations and of a KV cache in 8 bits, which do not exist here.
 _UNUSED = re.compile(
-    r".*\.(?:input|output|activation|[qkv]|prob(?:_output)?)_(?:scale|global_scale|scale_ub|zero_point)"
+    r".*\.(?:input|output|activation|kv|[qkv]|prob(?:_output)?)_(?:scale|global_scale|scale_ub|zero_point)"
 )
 
 

@@ -254,7 +254,7 @@ def test_the_size_of_an_export_is_foreseen_from_headers(tmp_path: Path, method: 
 
 def test_scales_of_activations_and_of_a_cache_are_left_out(tmp_path: Path) -> None:
     module = "model.layers.0.self_attn.q_proj"
-    names = ("input_scale", "input_zero_point", "input_scale_ub", "q_scale", "k_zero_point", "prob_output_scale")
+    names = ("input_scale", "input_zero_point", "input_scale_ub", "k_zero_point", "kv_scale", "prob_output_scale")
     kinds = {name: np.int8 if name.endswith("point") else np.float32 for name in names}
 
     def add(tensors: dict[str, np.ndarray]) -> None:
