@@ -93,7 +93,7 @@ def partial_folder(output: Path, needed_bytes: int, report: Report) -> Iterator[
 
 @contextmanager
 def _lock_output(output: Path, needed_bytes: int, report: Report) -> Iterator[None]:
-    """Hold the lock of output; after a failure the empty folders above it go that did not exist before."""
+    """Hold the lock of output; empty folders above it go in the end that did not exist before."""
     missing = [parent for parent in output.parents if not os.path.lexists(parent)]
     try:
         with ExitStack() as stack:
@@ -110,11 +110,10 @@ def _lock_output(output: Path, needed_bytes: int, report: Report) -> Iterator[No
                     f"cannot write to {output.parent}: {error.strerror}; choose another --output"
                 ) from None
             yield
-    except BaseException:
-        with defer_signals(), suppress(OSError):  # another process has begun to use them
+    finally:
+        with defer_signals(), suppress(OSError):  # output is there, or another process has begun to use them
             for parent in missing:
                 parent.rmdir()
-        raise
 
 
 class ExportProgress:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from refusals import assert_refused
@@ -24,6 +25,7 @@ from edgespec.system.file_hashes import verify_files
 KILLED_EXPORTS = """
 import os, signal, sys
 from pathlib import Path
+from types import SimpleNamespace
 import edgespec.system.disk, edgespec.system.disk
 from edgespec.export import convert, output as output_module, plan, weights
 
@@ -105,19 +107,24 @@ def test_leftovers_of_outputs_with_longer_names_are_left_alone(tiny_gguf: Path, 
     assert sorted(path.name for path in tmp_path.iterdir()) == [".out.int4.partial", "out"]
 
 
+@pytest.mark.parametrize(
+    ("passing", "said"), [("", "No other precision was found to pass"), ("fp32", "fp32 passes")]
+)
 def test_prune_finds_the_trial_of_another_precision_once_it_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passing: str, said: str
 ) -> None:
     places: set[Path] = set()
 
-    def run(export: object, options: ExportOptions, output: Path, *others: object) -> None:
+    def run(export: object, options: ExportOptions, output: Path, *others: object) -> SimpleNamespace:
+        if options.precision == passing:
+            return SimpleNamespace(check=SimpleNamespace(divergence=0.0))
         if options.precision != "int4":
             places.add(output.parent)
             assert delete_abandoned_exports(tmp_path / "new", is_dry=True) == 0, "it is held while it is made"
         raise PrecisionLoss("int4 loses too much", precision="int4")
 
     monkeypatch.setattr("edgespec.export.convert._Export.run", run)
-    with pytest.raises(PrecisionLoss, match="No other precision was found to pass"):
+    with pytest.raises(PrecisionLoss, match=said):
         export_model(tmp_path / "model.gguf", tmp_path / "new" / "out", precision="int4")
     assert places == {tmp_path / "new" / ".out.partial"}
     assert not list(tmp_path.iterdir())
