@@ -81,7 +81,6 @@ def _passes_s(size: ModelSize, probe: DeviceProbe, form: str) -> dict[int, float
 _BYTES_A_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "int8": 1.1, "w8a16": 1.1}
 _BYTES_IN_BLOCKS = 0.65
 _EXPERT_BYTES = 0.625  # of a weight that is rounded to four bits, with a scale for each 32 and no minimum
-_NPU_BYTES = 2.0  # half floats
 _NPU_CONTEXT = 1024
 
 
@@ -126,18 +125,19 @@ def in_form(size: ModelSize, form: Kind, gpu_bytes: int | None = None) -> ModelS
 
     gpu_bytes: The memory of the NVIDIA GPU that it is for, where nobody has named a precision.
     """
-    manifest = size.manifest
+    manifest, file_bytes = size
     if form == manifest.form:
         return size
-    file_bytes = size.file_bytes
-    if form == "npu":
-        file_bytes = int(_NPU_BYTES * file_bytes / _BYTES_A_WEIGHT.get(manifest.precision, _BYTES_IN_BLOCKS))
     is_float = manifest.precision in ("fp16", "fp32")
     is_float |= manifest.precision == "source" and manifest.source.format != "gguf"
-    if form == "gpu" and gpu_bytes and not is_float:
-        half_bytes = int(2 * file_bytes / _BYTES_A_WEIGHT.get(manifest.precision, _BYTES_IN_BLOCKS))
-        if are_read_at_once(half_bytes, gpu_bytes):
-            manifest, file_bytes = replace(manifest, precision="fp16"), half_bytes
+    # What a source has beside half floats are blocks; safetensors without any have floats of four bytes.
+    others = 4.0 if is_float and not manifest.half_bytes else _BYTES_IN_BLOCKS
+    per_weight = _BYTES_A_WEIGHT.get(manifest.precision, others)
+    half_bytes = manifest.half_bytes + int(2 * (file_bytes - manifest.half_bytes) / per_weight)
+    if form == "npu":
+        file_bytes = half_bytes
+    elif form == "gpu" and gpu_bytes and not is_float and are_read_at_once(half_bytes, gpu_bytes):
+        manifest, file_bytes = replace(manifest, precision="fp16"), half_bytes
     return ModelSize(_manifest_in_form(manifest, form), file_bytes)
 
 

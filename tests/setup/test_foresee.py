@@ -52,3 +52,12 @@ def test_forms_have_other_caches_and_the_npu_form_half_floats() -> None:
     assert npu.manifest.kv_cache.form == "static"
     assert npu.manifest.context_length == 1024
     assert 2 * SIZE.file_bytes < npu.file_bytes < 4 * SIZE.file_bytes
+
+
+@pytest.mark.parametrize(
+    ("format", "halves", "foreseen"), [("safetensors", 4, 4), ("safetensors", 0, 2), ("gguf", 4, 4)]
+)
+def test_floats_of_a_source_are_half_floats_in_the_npu_form(format: str, halves: int, foreseen: int) -> None:
+    source = replace(TARGET, precision="source", source=replace(TARGET.source, format=format))
+    size = SIZE._replace(manifest=replace(source, half_bytes=halves * 10**9))
+    assert in_form(size, "npu").file_bytes == foreseen * 10**9
