@@ -203,7 +203,7 @@ def model_home(
 def checked_name(key: str, value: str) -> str:
     """The value as it is to be stored: files and folders by their whole paths, so that it holds in every folder.
 
-    Raises EdgeSpecError: It names a model, a drafter or a device that does not exist.
+    Raises EdgeSpecError: It names a model, a drafter or a device that does not exist, or is split within a path.
     """
     if key in ("device", "drafter-device"):
         from edgespec import parse_device_name
@@ -215,22 +215,28 @@ def checked_name(key: str, value: str) -> str:
         return value
     from edgespec.config.drafter_names import SELF, WORDS, parse
 
-    value = _by_whole_paths(value, WORDS, "+,") if key == "drafter" else _by_whole_paths(value)
-    names = [value] if key == "model" else [name for each in parse(value).cascades for name in each.models]
+    home, separators = model_home(), "+," if key == "drafter" else ""
+    whole = _by_whole_paths(home, value, WORDS if separators else (), separators)
+    if not os.path.exists(whole) and any(whole.count(each) != value.count(each) for each in separators):
+        raise UsageError(
+            f"'{value}' is stored by its whole paths, and --drafter would split {whole} at each + and comma; move "
+            "the model to a folder without them in its path"
+        )
+    names = [name for each in parse(whole).cascades for name in each.models] if separators else [whole]
     for name in names:
-        if name != SELF and not os.path.exists(name):
-            model_home().find(name)
-    return value
+        if name != SELF and home.whole_path(name) is None:
+            home.find(name)
+    return whole
 
 
-def _by_whole_paths(value: str, words: Sequence[str] = (), separators: str = "") -> str:
+def _by_whole_paths(home: "edgespec.ModelHome", value: str, words: Sequence[str], separators: str) -> str:
     """A model, or words and models between separators, with each file or folder by its whole path."""
     if value in words:
         return value
-    if os.path.exists(path := os.path.expanduser(value)):
-        return os.path.abspath(path)
-    parts = value.split(separators[0]) if separators else ()
-    return separators[0].join(_by_whole_paths(each, words, separators[1:]) for each in parts) if parts else value
+    if (path := home.whole_path(value)) is not None or not separators:
+        return path or value
+    parts = value.split(separators[0])
+    return separators[0].join(_by_whole_paths(home, each, words, separators[1:]) for each in parts)
 
 
 def range_measurement(calibration: Path | None) -> "MeasureRanges":

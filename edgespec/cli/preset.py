@@ -132,9 +132,7 @@ def _stated(options: argparse.Namespace, presets: "PresetFolder") -> "Preset":
     stated |= {name: getattr(options, attribute) for name, attribute in given.items()}
     if "drafter" in stated:
         stated["drafter"] = checked_name("drafter", stated["drafter"])
-    source = options.source and (
-        str(path.resolve()) if (path := Path(options.source)).exists() else options.source
-    )
+    source = options.source and (model_home().whole_path(options.source) or options.source)
     lists = {"model": source, "stop": options.stop, "think": options.think}
     stated |= {name: value for name, value in lists.items() if value is not None}
     if options.tools:

@@ -154,8 +154,19 @@ class ModelHome:
         model = self.presets.model_of(model)
         with suppress(RuntimeError, ValueError, OSError):  # which resolve() reports
             path = Path(model).expanduser()
-            is_source = model in CATALOG or path.is_file() or (path / "config.json").is_file()
+            is_source = model in CATALOG or _is_source(path)
             return path if _is_ready(path) else None if is_source else self.own_folder(model)
+        return None
+
+    def whole_path(self, model: str) -> str | None:
+        """A folder or file that is named by its path, as it is named in every folder; None for any other name."""
+        name, precision = split_precision(model)
+        with suppress(RuntimeError, ValueError, OSError):  # which resolve() reports
+            if name and not self.presets.has(model):
+                if _is_ready(path := Path(model).expanduser()):
+                    return os.path.abspath(path)
+                if name not in CATALOG and _is_source(path := Path(name).expanduser()):
+                    return os.path.abspath(path) + (f":{precision}" if precision else "")
         return None
 
     def pair_folder(self, model: str) -> Path | None:
@@ -414,6 +425,11 @@ class _Wanted:
 def _folder_name(name: str, form: str, precision: str | None) -> str:
     """The name of a model's folder, such as tiny, tiny-int8, tiny-gpu or tiny-fp32-gpu."""
     return "-".join([name, *([precision] if precision else []), *([form] if form != "cpu" else [])])
+
+
+def _is_source(path: Path) -> bool:
+    """True if a path is that of a file, or of a folder with a model that may be exported."""
+    return path.is_file() or (path / "config.json").is_file()
 
 
 def _is_ready(folder: Path) -> bool:

@@ -288,17 +288,26 @@ def test_what_every_command_would_refuse_is_not_stored(
 
 
 def test_names_that_may_be_are_stored_and_folders_by_their_whole_path(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("mine", "suffix"):
-        (tmp_path / name).mkdir()
+    for name in ("mine", "suffix", "c++/in", "smollm2-135m"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "mine" / "config.json").touch()
+    (tmp_path / "c++" / "one.gguf").touch()
     monkeypatch.chdir(tmp_path)
-    wanted = {"model": "mine", "drafter": "suffix+mine,./mine,suffix", "device": "webgpu"}
+    wanted = {"model": "mine:int8", "drafter": "suffix+mine,./mine,smollm2-135m,suffix", "device": "webgpu"}
     for key, value in wanted.items():
         assert main(["config", "set", key, value]) == 0
     mine = str(tmp_path / "mine")
-    stored = {"model": mine, "drafter": f"suffix+{mine},{mine},suffix", "device": "webgpu"}
+    drafter = f"suffix+{mine},{mine},smollm2-135m,suffix"  # a folder that is no model has the last one's name
+    stored = {"model": f"{mine}:int8", "drafter": drafter, "device": "webgpu"}
     assert {key: read_settings()[key].value for key in wanted} == stored
+    monkeypatch.chdir(tmp_path / "c++")
+    assert main(["config", "set", "drafter", "suffix+./one.gguf"]) == 2
+    assert f"would split suffix+{tmp_path}/c++/one.gguf at each + and comma" in capsys.readouterr().err
+    assert main(["config", "set", "drafter", "./one.gguf"]) == 0
+    assert main(["config", "set", "drafter", "suffix+./in"]) == 3
+    monkeypatch.chdir(tmp_path)
     assert main(["config", "set", "model", "smollm2-360m"]) == 0
     assert main(["config", "set", "drafter", "self"]) == 0
     assert main(["config", "set", "home", "own/models"]) == 0  # which need not be there
