@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +20,11 @@ from edgespec.setup.catalog import CatalogFile, HubSource, WheelSource
 from edgespec.setup.hub import download, file_url, is_reachable
 from edgespec.setup.model_uses import find_holder
 from edgespec.setup.repository import RemoteFile
-from edgespec.setup.snapshot import NEW, explain_folder_errors, is_new, mark_new, mark_old
+from edgespec.setup.snapshot import NEW, WEIGHTS, explain_folder_errors, is_new, mark_new, mark_old
 from edgespec.system.disk import explain_write_errors, hold_lock, require_disk_space, write_advice
 from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import LoadProgress, ReportProgress
+from edgespec.system.split_files import part_names
 from edgespec.system.units import format_bytes
 from edgespec.types import Report
 
@@ -84,7 +85,7 @@ def fetch(
                 continue
             _require_hash(entry, fetched, where)
             progress(LoadProgress("download", entry.file, entry.bytes, entry.bytes))
-            mark_new(path)
+            mark_new([path])
             fetched.replace(path)
             return path
     raise ModelError(
@@ -156,7 +157,8 @@ _SAFE_S = 3600.0  # since the last byte of a fetch that has no lock
 class Download:
     """A download; is_whole: it is complete, and no part of one that was interrupted.
 
-    source: A repository and its commit, or a file. path: A folder or a file. is_new: No export has ended with it.
+    source: A repository and its commit, or a file. path: A folder or a file.
+    is_new: No export has ended with weights of it.
     """
 
     source: str
@@ -174,43 +176,73 @@ class Downloads:
 
     def __iter__(self) -> Iterator[Download]:
         for path in self._paths():
-            files = [each for each in (*path.rglob("*"), path) if each.is_file() and each.name != _LOCK]
+            files = _files(path)
             is_whole = not path.name.startswith(_TEMPORARY) and not any(each.suffix == _PART for each in files)
-            size = sum(each.stat().st_size for each in files)
-            yield Download(source=_name(path), path=str(path), bytes=size, is_whole=is_whole, is_new=is_new(path))
+            has_new = any(map(is_new, files))
+            yield Download(
+                source=_name(path), path=str(path), bytes=_size(path), is_whole=is_whole, is_new=has_new
+            )
 
     def _paths(self) -> list[Path]:
         files = [path for path in self.folder.glob("*") if path.is_file() or path.name.startswith(_TEMPORARY)]
         commits = (path for path in self.folder.glob("hub/*/*") if path.is_dir() and path.name != "revisions")
         return sorted(path for path in (*files, *commits) if not path.name.endswith((_LOCK, NEW)))
 
-    def of(self, source: Source) -> Path | None:
-        """The download that a model was exported from; None where it is not here."""
+    def of(self, source: Source) -> set[Path]:
+        """The weights that a model was exported from, as far as they are here."""
         place = self.folder / "hub" / (source.repository or "").replace("/", "--") / (source.revision or "none")
-        return next((path for path in (place, self.folder / source.name) if path in self._paths()), None)
+        names = part_names(source.name) if source.format == "gguf" else None
+        here = self._paths()
+        files = [path for path in _files(place) if path.suffix in WEIGHTS] if place in here else []
+        found = {path for path in files if names is None or path.name in names}
+        return found or {self.folder / source.name}.intersection(here)
 
-    def delete(self, path: Path, *, is_dry: bool = False) -> int:
-        """Delete a download, or only look whether it can be, if is_dry; returns its bytes.
+    def delete_weights(self, files: Iterable[Path], report: Report) -> int:
+        """Delete weights, with the last ones of a download all of it; returns the bytes.
+
+        Those of a download that is in use, or cannot be deleted, stay, and report is told why.
+        """
+        size, files = 0, [*files]
+        for path in self._paths():
+            if some := [file for file in files if file.is_relative_to(path)]:
+                try:
+                    size += self.delete(path, some)
+                except EdgeSpecError as error:
+                    report(str(error))
+        return size
+
+    def delete(self, path: Path, files: Collection[Path] = (), *, is_dry: bool = False) -> int:
+        """Delete a download, or only look whether it can be, if is_dry; returns the bytes.
+
+        files: Of its weights; the others and what they need stay. Empty for all.
 
         Raises EdgeSpecError: It is in use, or cannot be deleted.
         """
-        size = sum(each.bytes for each in self if each.path == str(path))
+        size = _size(path)
         try:
             if path.name.startswith(_TEMPORARY):
                 _delete_abandoned(path, is_dry=is_dry)
             elif path.is_dir():
-                _delete_commit(path, is_dry=is_dry)
+                _delete_commit(path, files, is_dry=is_dry)
             else:
                 _require_unused(path)
                 if not is_dry:
                     path.unlink()
-                    mark_old(path)
+                    mark_old([path])
         except TimeoutError as error:
             raise EdgeSpecError(f"{path} is not deleted: {error}; try again once that process has ended") from None
         except OSError as error:
             advice = write_advice(error, "change its permissions")
             raise EdgeSpecError(f"cannot delete {path} ({error.strerror}); {advice}") from None
-        return size
+        return size - _size(path)
+
+
+def _files(path: Path) -> list[Path]:
+    return [each for each in (*path.rglob("*"), path) if each.is_file() and each.name != _LOCK]
+
+
+def _size(path: Path) -> int:
+    return sum(each.stat().st_size for each in _files(path))
 
 
 def _name(path: Path) -> str:
@@ -233,16 +265,23 @@ def _require_unused(path: Path) -> None:
         raise TimeoutError(f"used by {holder}")
 
 
-def _delete_commit(folder: Path, *, is_dry: bool) -> None:
-    """Delete the files of a commit, and with the last commit what is known of the repository."""
+def _delete_commit(folder: Path, weights: Collection[Path], *, is_dry: bool) -> None:
+    """Delete a commit, and with the last one what is known of the repository.
+
+    weights: Only these, if any are given and others are there, also a part of one.
+    """
     with hold_lock(folder / _LOCK, timeout_s=0.0):
         _require_unused(folder)
         if is_dry:
             return
+        for file in weights:
+            file.unlink(missing_ok=True)
+        mark_old(weights)
+        if weights and any(file.suffix in (_PART, *WEIGHTS) for file in _files(folder)):
+            return
         for path in folder.iterdir():
             if path.name != _LOCK:
                 shutil.rmtree(path)
-        mark_old(folder)
     with suppress(OSError):  # another process has begun to fetch it
         folder.rmdir()
         if [path.name for path in folder.parent.iterdir()] in ([], ["revisions"]):

@@ -14,7 +14,6 @@ from edgespec.config.config_file import default_home as default_home
 from edgespec.config.presets import PresetFolder
 from edgespec.errors import (
     DeviceUnavailable,
-    EdgeSpecError,
     ModelError,
     UsageError,
 )
@@ -64,7 +63,7 @@ class ModelHome:
     # Compare fewer tokens, and not at all in the npu form, whose graphs take minutes to compile.
     is_quick: bool = False
     progress: ReportProgress = lambda progress: None  # of downloads and exports, and of what opens a model
-    # Downloads for exports that were checked in this session, so that they are needed no more.
+    # Weights of exports that were checked in this session, whose downloads are needed no more.
     spent: list[Path] = field(default_factory=list, compare=False)
     # Marks of downloads that are exported from, which other processes do not delete.
     held: ExitStack = field(default_factory=ExitStack, compare=False)
@@ -273,7 +272,7 @@ class ModelHome:
         hub = next((place for place in source.sources if isinstance(place, HubSource)), None)
         repository, revision = (hub.repository, hub.revision) if hub else (None, None)
         origin = Origin(repository=repository, revision=revision, license=entry.license)
-        return LocalSource(path=path, origin=origin, fetched=path if is_new(path) else None)
+        return LocalSource(path=path, origin=origin, fetched=(path,) if is_new(path) else ())
 
     @property
     def downloads(self) -> Downloads:
@@ -282,20 +281,17 @@ class ModelHome:
     def note_export(self, source: LocalSource, *, is_checked: bool) -> None:
         """Note that an export of a source has ended, whose download is needed no more if it was checked."""
         self.held.close()
-        if source.fetched and is_checked:
-            self.spent.append(source.fetched)
-        elif source.fetched:
+        if is_checked:
+            self.spent.extend(source.fetched)
+        else:
             mark_old(source.fetched)
 
     def settle_downloads(self, *, keep: bool) -> None:
         """Delete what was downloaded for exports that were checked, or keep it from now on."""
-        for path in {*self.spent}:
-            if keep:
-                mark_old(path)
-                continue
-            with suppress(EdgeSpecError):  # another process uses it
-                size = self.downloads.delete(path)
-                self.report(f"deleted the download ({format_bytes(size)}), which the prepared model does not need")
+        if keep:
+            mark_old(self.spent)
+        elif size := self.downloads.delete_weights(self.spent, lambda error: None):  # unless it is in use
+            self.report(f"deleted the download ({format_bytes(size)}), which the prepared model does not need")
         self.spent.clear()
 
     def drafter_of(self, model: str, form: str = "cpu") -> str | None:

@@ -274,8 +274,7 @@ class Inventory:
         self.home.uses.forget(model)
         for compiled in elsewhere:  # what lay in the folder of the model is gone already
             shutil.rmtree(compiled, ignore_errors=True)
-        deleted = self._delete([each for each in self.home.downloads if Path(each.path) in spent])
-        return folder, sum(download.bytes for download in deleted)
+        return folder, self.home.downloads.delete_weights(spent, self.home.report)
 
     def require_unused(self, model: str) -> None:
         """Raises ModelError: The home has no such model; EdgeSpecError: A program has it open."""
@@ -310,29 +309,26 @@ class Inventory:
         return f"did you mean {' or '.join(near)}?" if near else "see edgespec models list"
 
     def _sources(self, folder: Path) -> set[Path]:
-        """The downloads that the models of a folder were exported from, as far as they are here."""
-        found: set[Path | None] = set()
+        """The downloaded weights that the models of a folder were exported from, as far as they are here."""
+        found: set[Path] = set()
         for part in (folder, *part_folders(folder)):
             with suppress(EdgeSpecError, OSError):
-                found.add(self.home.downloads.of(read_manifest(part).source))
-        return {path for path in found if path is not None}
+                found |= self.home.downloads.of(read_manifest(part).source)
+        return found
 
     def prune(self, *, is_dry: bool = False) -> tuple[list[Download], int]:
         """Delete all downloads that no process uses, and what killed exports left; only name them if is_dry.
 
         Returns these downloads, and the bytes of the rest.
         """
-        deleted = [*self._delete([*self.home.downloads], is_dry=is_dry)]
-        return deleted, delete_abandoned_exports(self.home.models, is_dry=is_dry)
-
-    def _delete(self, downloads: list[Download], *, is_dry: bool = False) -> Iterator[Download]:
-        """Delete downloads, or only look whether they can be if is_dry; those that are in use are told."""
-        for download in downloads:
+        deleted = []
+        for download in [*self.home.downloads]:
             try:
                 self.home.downloads.delete(Path(download.path), is_dry=is_dry)
-                yield download
+                deleted.append(download)
             except EdgeSpecError as error:
                 self.home.report(str(error))
+        return deleted, delete_abandoned_exports(self.home.models, is_dry=is_dry)
 
 
 def _describe(folder: Path, used_s: float | None) -> PreparedModel:

@@ -34,7 +34,7 @@ from edgespec.types import Report
 
 _HEAD_BYTES = 1 << 20  # fetched first of a file of weights
 _GROWTH = 4  # by how much more, until its header is here
-_WEIGHTS = (".safetensors", ".gguf")
+WEIGHTS = (".safetensors", ".gguf")
 _OFFLINE = (
     "is not on this machine and --offline (or HF_HUB_OFFLINE) forbids fetching it; run once without --offline"
 )
@@ -44,12 +44,12 @@ _OFFLINE = (
 class LocalSource:
     """A file or folder on this machine to export, and where it came from if that is known.
 
-    fetched: What was downloaded for it, if anything, and by no export that ended since.
+    fetched: Its files of weights that were downloaded, and that no export has ended with since.
     """
 
     path: Path
     origin: Origin = Origin()  # noqa: RUF009  frozen
-    fetched: Path | None = field(default=None, compare=False)
+    fetched: tuple[Path, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,14 +183,14 @@ class HubFolder:
                     with snapshot.preview(texts, weights) as preview:
                         judge(preview)
                 snapshot.complete(weights)
-                mark_new(snapshot.here.parent)
+                mark_new(snapshot.here / file.name for file in missing)
             if snapshot.here.is_relative_to(self.path):
                 self.hold(snapshot.here.parent)
         commit = snapshot.commit
         return LocalSource(
             path=_source_path(snapshot.here, weights),
             origin=Origin(repository=commit.repository, revision=commit.sha, license=commit.license),
-            fetched=snapshot.here.parent if is_new(snapshot.here.parent) else None,
+            fetched=tuple(path for file in weights if is_new(path := snapshot.here / file.name)),
         )
 
     def choose(self, hub_id: HubId, revision: str = "main") -> tuple[Commit, list[RemoteFile]]:
@@ -216,7 +216,7 @@ class HubFolder:
         place = self._place(hub_id)
         here = place / commit.sha / hub_id.repository.rpartition("/")[2]
         snapshot = _Snapshot(hub=self, commit=commit, revision=revision, here=here)
-        texts = [file for file in chosen if not file.name.endswith(_WEIGHTS)]
+        texts = [file for file in chosen if not file.name.endswith(WEIGHTS)]
         for other in shared_folders(hub_id.repository, commit.sha):
             if is_whole(other, chosen) and is_whole(other, weights := _weights(commit, chosen, other)):
                 self.report(f"the files of {commit.repository} are in {other}, and are used there")
@@ -236,7 +236,7 @@ def _weights(commit: Commit, chosen: list[RemoteFile], folder: Path) -> list[Rem
     """The files of weights among those that a model needs, with those of an index in a folder."""
     if INDEX in (file.name for file in chosen):
         return shard_files(commit, read_plain(folder / INDEX, MAX_JSON_BYTES))
-    return [file for file in chosen if file.name.endswith(_WEIGHTS)]
+    return [file for file in chosen if file.name.endswith(WEIGHTS)]
 
 
 def _source_path(folder: Path, weights: list[RemoteFile]) -> Path:
@@ -256,22 +256,24 @@ def _lock(folder: Path, report: Report) -> Iterator[None]:
 
 
 NEW = ".new"
-"""Ends the name of an empty file beside a download that no export has ended with."""
+"""Ends the name of an empty file beside downloaded weights that no export has ended with."""
 
 
-def mark_new(download: Path) -> None:
-    """Remember that a download is there for an export alone, also if this process ends before it."""
-    download.with_name(download.name + NEW).touch()
+def mark_new(files: Iterable[Path]) -> None:
+    """Remember that weights are there for an export alone, also if this process ends before it."""
+    for file in files:
+        file.with_name(file.name + NEW).touch()
 
 
-def is_new(download: Path) -> bool:
-    """True for a download that no export has ended with."""
-    return download.with_name(download.name + NEW).exists()
+def is_new(file: Path) -> bool:
+    """True for downloaded weights that no export has ended with."""
+    return file.with_name(file.name + NEW).exists()
 
 
-def mark_old(download: Path) -> None:
-    """Have later exports keep a download, or forget one that is deleted."""
-    download.with_name(download.name + NEW).unlink(missing_ok=True)
+def mark_old(files: Iterable[Path]) -> None:
+    """Have later exports keep weights, or forget those that are deleted."""
+    for file in files:
+        file.with_name(file.name + NEW).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -28,6 +28,8 @@ from edgespec.manifest import Origin, read_manifest
 from edgespec.setup.catalog import CATALOG, CatalogFile, HubRepository, HubSource
 from edgespec.setup.downloads import fetch
 from edgespec.setup.home import ModelHome
+from edgespec.setup.inventory import Inventory
+from edgespec.setup.open_model import open_decoder
 from edgespec.setup.pair import write_pair
 from edgespec.setup.repository import HubId
 from edgespec.setup.snapshot import HubFolder, LocalSource
@@ -102,7 +104,7 @@ def test_only_what_a_model_needs_is_fetched_from_one_commit(
         "model-00001-of-00002.safetensors",
         "model-00002-of-00002.safetensors",
     }
-    assert set(hub.fetched()) == {path.name for path in snapshot.path.iterdir()} == needed
+    assert set(hub.fetched()) == {path.name for path in snapshot.path.iterdir() if path.suffix != ".new"} == needed
     assert all((snapshot.path / name).read_bytes() == folder_files[name] for name in needed)
     assert {(each.stage, each.name, each.total_bytes) for each in seen} == {
         ("download", name, len(folder_files[name])) for name in needed
@@ -497,6 +499,24 @@ def test_a_download_that_was_kept_stays_after_later_exports(hub: FakeHub, tiny_g
     load("org/g", home=tmp_path, keep_download=True).close()
     load("org/g:int8", home=tmp_path).close()
     assert downloads(tmp_path) == ["m.gguf"]
+
+
+def test_other_weights_of_a_commit_stay_when_those_of_a_model_are_deleted(
+    hub: FakeHub, tiny_gguf: Path, tmp_path: Path
+) -> None:
+    weights = tiny_gguf.read_bytes()
+    hub.commit("org/g", {f"m-{name}.gguf": weights for name in ("q2_k", "q4_k_m", "q8_0")})
+    hub.faults["m-q2_k.gguf"] = [("cut", 9000)] + [503] * 4
+    home = ModelHome(tmp_path, open_decoder=open_decoder)
+    with pytest.raises(ModelError, match="stopped at"):
+        home.locate("org/g:Q2_K")
+    for name, keep in (("Q8_0", True), ("Q4_K_M", False)):
+        home.resolve(f"org/g:{name}")
+        home.settle_downloads(keep=keep)
+    assert downloads(tmp_path) == ["m-q8_0.gguf"]
+    assert Inventory(home).remove("org--g--Q4_K_M")[1] == 0
+    assert Inventory(home).remove("org--g--Q8_0")[1] == len(weights)
+    assert [path.name for path in tmp_path.rglob("m-*")] == ["m-q2_k.gguf.part"]
 
 
 def test_a_download_whose_export_never_began_is_deleted_after_the_next_one(
