@@ -94,10 +94,12 @@ def read_tensors(
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model. Raises SourceError: There are none, or one is missing."""
-    index = folder / "model.safetensors.index.json"
+    """The safetensors files of a model. Raises SourceError: There are none, or one is missing.
+
+    model.safetensors is all of it where the index does not name it, which is then one of earlier weights.
+    """
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if not index.exists():
-        single = folder / "model.safetensors"
         if not single.exists():
             if parts := sorted(path.name for path in folder.glob("*.safetensors")):
                 raise SourceError(
@@ -113,8 +115,11 @@ def weight_files(folder: Path) -> list[Path]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SourceError(f"{index} is damaged ({error}); fetch it again") from None
     for name in names:
-        if not isinstance(name, str) or Path(name).name != name:
+        if not isinstance(name, str) or Path(name).name != name or not name.strip("."):
             raise SourceError(f"{index} names '{name}', which is not a file of its own folder; fetch it again")
+    if single.name not in names and single.exists():
+        return [single]
+    for name in names:
         if not (folder / name).exists():
             raise missing(folder / name, f"is missing, one of {len(names)} files in {index.name}", "fetch it")
     return [folder / name for name in names]

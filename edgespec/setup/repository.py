@@ -89,15 +89,15 @@ def parse_hub_id(text: str) -> HubId | None:
 
 
 def choose_files(commit: Commit, choice: str | None) -> list[RemoteFile]:
-    """The files that a model needs; for sharded safetensors the index, which names the shards.
+    """The files that a model needs; for sharded safetensors the index, which names the other shards.
 
     Raises ModelError: there is nothing that can be exported, or the choice fits no file or several.
     """
     models = _gguf_models(commit)
     if choice is not None:
         return _choose_gguf(commit, models, choice)
-    if weights := commit.find(INDEX) or commit.find(_SINGLE):
-        return [*(file for name in _TEXTS if (file := commit.find(name))), weights]
+    if commit.find(INDEX) or commit.find(_SINGLE):
+        return [file for name in (*_TEXTS, INDEX, _SINGLE) if (file := commit.find(name))]
     if len(models) == 1:
         return _require_whole(commit, next(iter(models.values())))
     named = [file for file in commit.files if file.name.endswith(".safetensors") and "/" not in file.name]
@@ -155,7 +155,10 @@ def _list_sizes(models: dict[str, list[RemoteFile]]) -> str:
 
 
 def shard_files(commit: Commit, index: bytes) -> list[RemoteFile]:
-    """The files that an index names. Raises ModelError: one is not a safetensors file of the commit."""
+    """The files that an index names; model.safetensors alone where it is there and the index is of other weights.
+
+    Raises ModelError: One is not a safetensors file of the commit.
+    """
     try:
         names = sorted(set(json.loads(decode_text(index))["weight_map"].values()))
         files = {name: commit.find(name) for name in names if name.endswith(".safetensors")}
@@ -163,6 +166,8 @@ def shard_files(commit: Commit, index: bytes) -> list[RemoteFile]:
         raise ModelError(
             f"the index of {commit.repository} is damaged ({error}); choose another revision"
         ) from None
+    if (single := commit.find(_SINGLE)) and _SINGLE not in files:
+        return [single]
     if missing := [name for name in names if files.get(name) is None]:
         what = f"the index of {commit.repository} names '{missing[0]}'"
         foreign = ModelError(f"{what}, which is not a safetensors file of the repository; choose another revision")

@@ -22,7 +22,7 @@ from edgespec.export.convert import export_model
 from edgespec.export.gguf import read_gguf
 from edgespec.export.options import ExportOptions
 from edgespec.export.plan import plan_model
-from edgespec.export.safetensors import read_tensors
+from edgespec.export.safetensors import read_tensors, weight_files
 from edgespec.export.sources import read_source
 from edgespec.setup.home import ModelHome
 from edgespec.setup.open_model import open_decoder
@@ -231,6 +231,16 @@ def test_index_cannot_name_files_that_are_there_outside_its_folder(folder: Path,
     shutil.copy(folder / "model.safetensors", folder.parent / "outside.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
     assert_refused(folder, folder.parent)
+
+
+def test_an_index_that_does_not_name_the_single_file_is_of_earlier_weights(folder: Path) -> None:
+    single = folder / "model.safetensors"
+    other = Path(shutil.copy(single, folder / "model-mtp.safetensors"))
+    both = [single.name, other.name]
+    for names, files in (([other.name], [single]), (["gone.safetensors"], [single]), (both, [other, single])):
+        index = {"weight_map": dict(zip("ab", names, strict=False))}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        assert weight_files(folder) == files
 
 
 def write_sized(folder: Path, heads: int, kv_heads: int, head_dim: int) -> None:

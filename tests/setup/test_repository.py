@@ -30,6 +30,20 @@ def test_what_an_interrupted_fetch_left_out_is_to_be_fetched(choose: Callable[[]
         choose()
 
 
+@pytest.mark.parametrize("is_named", [False, True])
+def test_an_index_that_does_not_name_the_single_file_is_of_earlier_weights(is_named: bool) -> None:
+    single, other = "model.safetensors", "model-mtp.safetensors"
+    holds = commit("config.json", "model.safetensors.index.json", single, other)
+    assert [file.name for file in choose_files(holds, None)] == [
+        "config.json",
+        "model.safetensors.index.json",
+        single,
+    ]
+    names = [other, single] if is_named else ["model-00001-of-00001.safetensors"]
+    index = json.dumps({"weight_map": dict(zip("ab", names, strict=False))}).encode()
+    assert [file.name for file in shard_files(holds, index)] == (names if is_named else [single])
+
+
 @pytest.mark.parametrize(
     ("text", "repository", "choice"),
     [
