@@ -22,7 +22,7 @@ import numpy.typing as npt
 from edgespec.errors import SourceError
 from edgespec.export.settings import missing, require_no_pointer
 from edgespec.export.tensors import Sizes, StoredTensor, unread
-from edgespec.system.typed_json import read_json
+from edgespec.system.typed_json import read_json, require_unique
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 _MAX_SIDES = 5  # of a convolution over frames of video
@@ -152,7 +152,7 @@ def _read_header(path: Path, whole_bytes: int | None) -> list[StoredTensor | Sto
                 f"{header_bytes + 8 if len(prefix) == 8 else 'more than 8'}; fetch it again"
             )
         try:
-            header = json.loads(file.read(header_bytes), object_pairs_hook=_require_unique)
+            header = json.loads(file.read(header_bytes), object_pairs_hook=require_unique)
             header.pop("__metadata__", None)
             tensors = [_stored(path, name, info, 8 + header_bytes) for name, info in header.items()]
             if whole_bytes is not None:
@@ -174,13 +174,6 @@ def require_apart(path: Path, tensors: Iterable[StoredTensor | StoredIntegers], 
     for one, next_ in pairwise(placed):
         if one.offset + one.num_bytes > next_.offset:
             raise SourceError(f"{path}: tensors {one.name} and {next_.name} overlap; the file is damaged")
-
-
-def _require_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    stated = dict(pairs)
-    if len(stated) < len(pairs):
-        raise ValueError("a name stands twice")
-    return stated
 
 
 def _stored(path: Path, name: str, info: dict[str, Any], start: int) -> StoredTensor | StoredIntegers:

@@ -188,7 +188,7 @@ def _open_on_a_device_that_runs(wish: Wish) -> Engine:
         try:
             return open_engine(decide(wish, found, read_tables(wish, found)))
         except RowsDiffer:
-            found = found.with_differing_rows()
+            found = replace(found, placement=replace(found.placement, deterministic=False))
         except (DeviceUnavailable, MemoryExhausted) as error:
             if isinstance(error, DeviceUnavailable) and error.device not in found.auto.values():
                 found = found.on_cpu(error, wish)

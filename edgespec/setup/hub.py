@@ -78,11 +78,9 @@ def _is_inside(name: str) -> bool:
 
 def can_fetch(source: HubRepository, timeout_s: float) -> bool:
     """True if the hub may be used, and answers in time with a repository."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return False
-    return is_reachable(file_url(source.repository, source.revision, "config.json"), timeout_s)
+    return not is_offline() and is_reachable(
+        file_url(source.repository, source.revision, "config.json"), timeout_s
+    )
 
 
 def is_reachable(url: str, timeout_s: float) -> bool:

@@ -131,8 +131,8 @@ def complete_profile(
 
 
 def profile_drafter(drafter: Decoder, target: Decoder, profile: Profile) -> DrafterProfile:
-    # Over steps of the target that run alternately: the machine's speed may have changed since its profile.
     """Measure what a drafter takes beside a target; raises what their passes raise."""
+    # Over steps of the target that run alternately: the machine's speed may have changed since its profile.
     step, row = _measure_drafts(drafter, target)
     with _hold_text(drafter) as text:
         branches_s = _measure_passes(drafter, text, {len(text): _BRANCHES}, _BRANCHES_S)[len(text)]

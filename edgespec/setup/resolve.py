@@ -94,10 +94,6 @@ class Resolved:
             raise error
         return device
 
-    def with_differing_rows(self) -> "Resolved":
-        """This value once deterministic mode does not hold on the device of the target."""
-        return replace(self, placement=replace(self.placement, deterministic=False))
-
     def on_cpu(self, error: DeviceUnavailable, wish: Wish) -> "Resolved":
         """This value once a device that was named does not run its model, where the CPU may do so.
 

@@ -26,7 +26,7 @@ from edgespec.setup.hub import (
     is_offline,
 )
 from edgespec.setup.repository import INDEX, Commit, HubId, RemoteFile, choose_files, shard_files
-from edgespec.system.disk import explain_write_errors, hold_lock, require_disk_space
+from edgespec.system.disk import explain_write_errors, hold_lock, replace_file, require_disk_space
 from edgespec.system.progress import ReportProgress
 from edgespec.system.text_files import read_plain
 from edgespec.system.units import format_bytes
@@ -294,9 +294,7 @@ def _record(commit: Commit, place: Path, revisions: Iterable[str]) -> None:
     for revision in revisions:
         path = _record_path(place, revision)
         path.parent.mkdir(exist_ok=True)
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(asdict(commit)), encoding="utf-8")
-        new.replace(path)
+        replace_file(path, json.dumps(asdict(commit)).encode(), 0o666)
 
 
 def _read_record(hub_id: HubId, place: Path, revision: str) -> Commit:

@@ -48,7 +48,7 @@ def read_json(path: Path, most_bytes: int) -> Any:
     """
     text = decode_text(read_plain(path, most_bytes))
     try:
-        return json.loads(text, parse_constant=_refuse, object_pairs_hook=_require_unique)
+        return json.loads(text, parse_constant=_refuse, object_pairs_hook=require_unique)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
 
@@ -74,7 +74,8 @@ def _refuse(word: str) -> None:
     raise ValueError(f"{word} is no number")
 
 
-def _require_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def require_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON as a dictionary. Raises ValueError: It has a key twice."""
     if len(found := dict(pairs)) < len(pairs):
         raise ValueError("a key occurs twice")
     return found
