@@ -149,7 +149,7 @@ class Inventory:
     def repaired(self, model: str, form: str, **about: Unpack[DeviceFacts]) -> Path:
         """The folder that a model is resolved to; prepared once more where a file of it is damaged or missing.
 
-        What else lies in the folder stays there.
+        What else lies in the folder stays there. What was compiled of it and is damaged is deleted.
 
         Raises EdgeSpecError: It cannot be prepared again, and stays as it is.
         """
@@ -162,16 +162,24 @@ class Inventory:
             return folder
         if folder.parent != self.home.models:
             return folder
-        try:
-            _verify_folder(folder) if read_pair(folder) is None else self.verify(folder.name)
+        if self._find_damage(folder) is None:
             return folder
-        except (EdgeSpecError, OSError) as error:
-            self.home.report(f"{str(error).rpartition('; ')[0] or error}; preparing it again")
-        self.require_unused(folder.name)
+        report = self.home.report
         aside = folder.with_name(f".{folder.name}.damaged.partial")
         with ExitStack() as held:
             with explain_change(f"replace {folder}", _IN_USE):
-                held.enter_context(hold_lock(aside.with_suffix(".lock")))  # else models prune deletes it
+                # Else models prune deletes it, and another process repairs it too.
+                lock = hold_lock(
+                    aside.with_suffix(".lock"), lambda who: report(f"{who} repairs this model; waiting")
+                )
+                held.enter_context(lock)
+            if not folder.is_dir():
+                return resolve()
+            if (damage := self._find_damage(folder)) is None:
+                return folder
+            report(f"{damage}; preparing it again")
+            self.require_unused(folder.name)
+            with explain_change(f"replace {folder}", _IN_USE):
                 shutil.rmtree(aside, ignore_errors=True)  # of a repair that was killed
                 os.rename(folder, aside)
             try:
@@ -184,6 +192,21 @@ class Inventory:
                     os.rename(path, repaired / path.name)
             shutil.rmtree(aside, ignore_errors=True)
         return repaired
+
+    def _find_damage(self, folder: Path) -> str | None:
+        """What is wrong with the files of a model or pair. Deletes what was compiled and is damaged."""
+        try:
+            require_pair_file(folder)
+            parts = part_folders(folder) if read_pair(folder) is not None else [folder]
+            for part in parts:
+                verify_files(part, read_manifest(part).files)
+        except (EdgeSpecError, OSError) as error:
+            return str(error).rpartition("; ")[0] or str(error)
+        for compiled in (each for part in parts for each in _compiled(part)):
+            if damage := find_damage(compiled):
+                self.home.report(f"{compiled} is damaged ({damage}) and deleted; the next load compiles it again")
+                shutil.rmtree(compiled, ignore_errors=True)
+        return None
 
     def export(self, source: str, output: Path, revision: str | None = None, **settings: Any) -> Manifest:
         """Export a source, which is fetched if need be, to a folder; raises as locate() and export_model() do.

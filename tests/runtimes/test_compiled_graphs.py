@@ -251,5 +251,11 @@ def test_models_list_verify_and_remove_know_compiled_graphs(
     (place / "model.bin").write_bytes(b"")
     assert main(["models", "verify", "tiny"]) == 6
     assert "compiles it again" in capsys.readouterr().out
+    assert main(["models", "pull", "tiny"]) == 0
+    said = capsys.readouterr().err
+    assert "deleted; the next load compiles it again" in said
+    assert "preparing" not in said
+    assert Inventory(home).verify("tiny") == (len(read_manifest(model).files), [])
+    place = load(model, device())[0].parent
     Inventory(home).remove("tiny")
     assert not place.exists()

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from io import StringIO
@@ -41,6 +41,7 @@ from edgespec.setup.open_model import open_decoder
 from edgespec.setup.repository import HubId
 from edgespec.setup.snapshot import LocalSource
 from edgespec.system.command_line import quote
+from edgespec.system.disk import hold_lock
 from edgespec.system.units import format_bytes
 
 
@@ -280,6 +281,26 @@ def test_prune_leaves_a_model_alone_that_is_being_repaired(
         Inventory(home).repaired("tiny", "cpu")
     assert (home.models / "tiny" / "tokenizer.json").read_text() == "damaged"
     assert [path.name for path in home.models.iterdir()] == ["tiny"]
+
+
+def test_a_model_that_another_process_has_repaired_is_not_repaired_again(
+    home: ModelHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = home.models / "tiny" / "tokenizer.json"
+    sound = file.read_bytes()
+    file.write_text("damaged")
+    monkeypatch.setattr(ModelHome, "resolve", Mock(side_effect=ModelError("no network")))
+    said: list[str] = []
+    with ExitStack() as other:
+        other.enter_context(hold_lock(home.models / ".tiny.damaged.lock"))
+
+        def repair(line: str) -> None:
+            said.append(line)
+            file.write_bytes(sound)
+            other.close()
+
+        assert Inventory(replace(home, report=repair)).repaired("tiny", "cpu") == home.models / "tiny"
+    assert said == [f"process {os.getpid()} repairs this model; waiting"]
 
 
 def test_use_is_remembered_and_forgotten_with_the_model(home: ModelHome, tmp_path: Path) -> None:
