@@ -279,7 +279,7 @@ class AnswerDecoder(Decoder):
         self._caches, self._ticket, self._prompt = caches, ticket, prompt
         self.vocab_size, self.context_length = target.vocab_size, target.context_length
         self._can = target.can
-        self._given: int | None = None  # the cache that the last pass ran in
+        self._num_given = 0  # how often it had been given a cache at the last pass
         self._num_committed = 0
 
     @property
@@ -303,9 +303,9 @@ class AnswerDecoder(Decoder):
         number = self._ticket.cache
         if number is None:  # it was cancelled before it had one
             raise Cancelled("the answer was cancelled")
-        if number != self._given:
+        if self._ticket.num_given != self._num_given:  # the same one too: others may have had it meanwhile
             self._caches.give(number, self._prompt)
-            self._given = number
+            self._num_given = self._ticket.num_given
         self._caches.note(number, text)
         found = self._caches.decoder(number)
         if found is None:

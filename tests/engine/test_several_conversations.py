@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import pytest
 from double import Double
 
 from edgespec import Conversation, Engine, MemoryExhausted, SamplingParams, load
-from edgespec.decoding.decoder import Cache, Forks
+from edgespec.decoding.decoder import Cache, Can, Forks, Pass
 from edgespec.engine.run_ahead import Ticket
-from edgespec.engine.target_caches import TargetCaches
+from edgespec.engine.target_caches import TargetCaches, answer_decoder
 from edgespec.evaluation.timed_answer import clear_cache
 from edgespec.types import TokenIds
 
@@ -208,3 +209,39 @@ def test_a_text_of_a_few_tokens_is_not_kept() -> None:
     for i in range(4):
         answer(caches, np.full(8, i, np.int32))
     assert len(caches.decoders) == 1
+
+
+class Holding(Forking):
+    """It holds the text of its last pass."""
+
+    can = Can()
+
+    def fork(self) -> "Holding":
+        return Holding(0)
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Any:
+        self.held_tokens = tokens
+        return np.zeros((num_last, self.vocab_size), np.float32)
+
+
+def test_an_answer_that_gets_its_cache_again_leaves_other_texts_where_they_are_said_to_be() -> None:
+    """Others had the cache meanwhile, and what it held goes to another one before the answer runs."""
+    caches = TargetCaches(Holding(9), 2)
+    texts = [np.full(40, i, np.int32) for i in range(3)]
+    answers = [Ticket(choose=partial(caches.choose, text)) for text in texts]
+    targets = [answer_decoder(caches, caches.decoders[0], *each) for each in zip(answers, texts, strict=True)]
+
+    def step(i: int) -> None:
+        caches.queue.take(answers[i], "a thread")
+        targets[i].run(Pass(texts[i]))
+        caches.queue.release(answers[i])
+
+    step(0)
+    step(1)
+    step(2)
+    assert [each.cache for each in answers] == [None, 1, 0]
+    for each in answers[2:0:-1]:
+        caches.queue.leave(each)
+    step(0)
+    assert answers[0].cache == 0
+    assert {number: int(text[0]) for number, text in caches.texts().items()} == {1: 2}
