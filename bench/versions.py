@@ -10,8 +10,8 @@ second, so all this is done with several pairs of processes, and every other pai
 Last are starts, in turn too: of --help, and of an engine up to its first token. Printed are ratios of this
 version's speed to the other's (of the other's time to this one's): a pair of processes has the median of its
 requests, two pairs that follow one another have their geometric mean, in which both orders count alike, and all of
-them a median and its 95 % interval. Only the public names and commands are used, so that any version can be
-measured.
+them a median and, from twelve pairs on, its 95 % interval. Only the public names and commands are used, so that
+any version can be measured.
 """
 
 import json
@@ -41,6 +41,7 @@ PROMPTS = (
 # Long enough that their reading and their text overlap; a number before each keeps it out of all caches.
 REQUESTS = (*PROMPTS, "Explain how a bicycle stays upright, and why it falls over when it stands still.")
 WARM_UP = 2  # rounds
+_LEAST_VALUES = 6  # the least and the greatest of so many have the median between them with a probability of 97 %
 NAMES = "this", "other"
 WORKER = """
 import json, sys
@@ -146,7 +147,8 @@ def compare(opened: Opened, num_pairs: int, num_rounds: int, figures: Sequence[s
     for figure, pairs in zip(figures, ratios, strict=True):
         both_orders = [(one * two) ** 0.5 for one, two in zip(pairs[::2], pairs[1::2], strict=True)]
         middle, low, high = median_interval(both_orders)
-        print(f"{figure:>40} {middle:.3f}  ({low:.3f} to {high:.3f}; {len(pairs)} pairs)", flush=True)
+        known = f"{low:.3f} to {high:.3f}" if len(both_orders) >= _LEAST_VALUES else "too few for an interval"
+        print(f"{figure:>40} {middle:.3f}  ({known}; {len(pairs)} pairs)", flush=True)
 
 
 def compare_answers(versions: Versions, drafter: str, num_tokens: int, num_pairs: int, num_rounds: int) -> None:
@@ -203,7 +205,7 @@ def main() -> None:
     parser.add_argument("python", metavar="OTHER_PYTHON")
     parser.add_argument("model", metavar="MODEL", help="a model folder")
     parser.add_argument("--other-model", metavar="FOLDER", help="a copy of it for the other version")
-    parser.add_argument("--processes", type=even, default=8, metavar="N", help="pairs (default: %(default)s)")
+    parser.add_argument("--processes", type=even, default=12, metavar="N", help="pairs (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="of each pair (default: %(default)s)")
     parser.add_argument("--starts", type=even, default=20, metavar="N", help="pairs (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=96)

@@ -16,7 +16,7 @@ def test_the_interval_of_a_median_lies_around_it_and_within_the_values() -> None
 
 def test_ratios_are_of_neighbours_in_time_and_both_orders_count_alike(capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[int] = []
-    ours = [2.0, 8.0, 2.0, 32.0]  # every second pair of processes loads the other version first
+    ours = [2.0, 8.0] * 5 + [2.0, 32.0]  # every second pair of processes loads the other version first
 
     def opened(pair: int) -> AbstractContextManager[dict[str, Measure]]:
         def measure(number: int) -> list[Speeds]:
@@ -25,11 +25,14 @@ def test_ratios_are_of_neighbours_in_time_and_both_orders_count_alike(capsys: py
 
         return nullcontext({"this": measure, "other": lambda number: [[number + 1.0, 10.0]]})
 
-    compare(opened, 4, 3, ["decoding", "first token"], warm_up=2)
-    assert asked == [0, 1, 2, 3, 4] * 4
+    compare(opened, 12, 3, ["decoding", "first token"], warm_up=2)
+    compare(opened, 4, 1, ["decoding", "first token"])
+    assert asked == [*range(5)] * 12 + [0] * 4
     assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == [
-        "decoding 6.000 (4.000 to 8.000; 4 pairs)",
-        "first token 0.500 (0.500 to 0.500; 4 pairs)",
+        "decoding 4.000 (4.000 to 8.000; 12 pairs)",
+        "first token 0.500 (0.500 to 0.500; 12 pairs)",
+        "decoding 4.000 (too few for an interval; 4 pairs)",
+        "first token 0.500 (too few for an interval; 4 pairs)",
     ]
 
 
