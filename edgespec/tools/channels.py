@@ -39,6 +39,7 @@ class ChannelText:
         self._header: str | None = ""  # of a message that begins, as far as it is there; None within a message
         self._is_first = True  # no message has begun in the answer
         self._is_reasoning = False  # the message before is, or the one that has begun
+        self._is_answer = False  # likewise: it is for the user
 
     def text(self, piece: str) -> str:
         """Take text."""
@@ -59,12 +60,13 @@ class ChannelText:
             self._header = "" if mark in (START, END) else self._header + mark
             return ""
         header, self._header, self._is_first = self._header, None, False
-        recipient, before = _RECIPIENT.search(header), self._is_reasoning
+        recipient, before, was_answer = _RECIPIENT.search(header), self._is_reasoning, self._is_answer
         self._is_reasoning = recipient is None and _ANALYSIS.search(header) is not None
+        self._is_answer = recipient is None and not self._is_reasoning
         if self._is_reasoning:
             return "\n\n" if before else _OPEN
         call = f"{CALL}{recipient[1]}{CALL_BODY}" if recipient else ""
-        return (_CLOSE if before else "") + call
+        return (_CLOSE if before else "\n\n" if was_answer and self._is_answer else "") + call
 
     def end(self) -> str:
         """Give what was held back: text of which it was not clear if it is a header."""

@@ -66,7 +66,7 @@ def prompt_of(engine: Engine, turns: Sequence[Any], **options: Any) -> str:
         (f"{ANALYSIS}Hm.{NEXT}{ANALYSIS}So.{NEXT}{FINAL}Hi.", "<think>\nHm.\n\nSo.\n</think>\n\nHi."),
         (f"{ANALYSIS}Hm.", "<think>\nHm."),
         (f"{ANALYSIS}Hm.<|end|><|start|>assist", "<think>\nHm."),
-        (f"<|channel|>commentary<|message|>I look.{NEXT}{FINAL}Hi.", "I look.Hi."),
+        (f"<|channel|>commentary<|message|>I look.{NEXT}{FINAL}Hi.", "I look.\n\nHi."),
         ("Hm. I see.", "Hm. I see."),
         (" to=the point", " to=the point"),
         (" today", " today"),
