@@ -145,6 +145,19 @@ def explain_errors(repository: str, revision: str) -> Iterator[None]:
         ) from None
 
 
+def missing_bytes(file: RemoteFile, path: Path) -> int:
+    """The bytes of a file that are still to fetch to a path, where an earlier try may have left others."""
+    part = _part_of(path)
+    held = part.stat().st_size if part.is_file() else 0
+    return file.bytes - (held if held <= file.bytes else 0)
+
+
+def _part_of(path: Path) -> Path:
+    return path.with_name(path.name + PART)
+
+
+PART = ".part"
+"""Ends the name of what is here of a file that is not fetched whole."""
 _STALL_S = 20.0
 _PAUSE_S = 1.0
 _TRIES = 4  # in a row that bring no byte
@@ -188,7 +201,7 @@ def extend(
     progress: ReportProgress = lambda progress: None,
 ) -> Path:
     """Fetch a file up to a byte; returns the .part file beside its path. Raises as download does."""
-    part = path.with_name(f"{path.name}.part")
+    part = _part_of(path)
     part.parent.mkdir(parents=True, exist_ok=True)
     part.touch()
     if part.stat().st_size > file.bytes:

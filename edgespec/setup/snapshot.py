@@ -24,6 +24,7 @@ from edgespec.setup.hub import (
     extend,
     file_url,
     is_offline,
+    missing_bytes,
 )
 from edgespec.setup.repository import INDEX, Commit, HubId, RemoteFile, choose_files, shard_files
 from edgespec.system.disk import explain_write_errors, hold_lock, replace_file, require_disk_space
@@ -86,6 +87,9 @@ class _Snapshot:
         path = self.here / file.name
         return path.is_file() and path.stat().st_size == file.bytes
 
+    def fetch_bytes(self, missing: Iterable[RemoteFile]) -> int:
+        return sum(missing_bytes(file, self.here / file.name) for file in missing)
+
     def url(self, file: RemoteFile) -> str:
         return file_url(self.commit.repository, self.commit.sha, file.name)
 
@@ -93,7 +97,7 @@ class _Snapshot:
         """Fetch the files that are missing; the others were checked when they were fetched."""
         missing = self.missing(files)
         self.require_fetching(missing)
-        needed = sum(file.bytes for file in missing)
+        needed = self.fetch_bytes(missing)
         require_disk_space(self.here, needed)
         for file in missing:
             repository, sha = self.commit.repository, self.commit.sha
@@ -122,7 +126,7 @@ class _Snapshot:
                 yield Preview(
                     path=_source_path(folder, weights),
                     sizes={folder / file.name: file.bytes for file in weights},
-                    fetch_bytes=sum(file.bytes for file in missing),
+                    fetch_bytes=self.fetch_bytes(missing),
                 )
             except EdgeSpecError as error:  # which names the copies
                 error.args = (str(error).replace(str(folder), self.commit.repository), *error.args[1:])
@@ -178,7 +182,7 @@ class HubFolder:
         with self._open(hub_id, revision) as (snapshot, texts, weights):
             if missing := snapshot.missing(weights):
                 snapshot.require_fetching(missing)
-                require_disk_space(snapshot.here, sum(file.bytes for file in missing))
+                require_disk_space(snapshot.here, snapshot.fetch_bytes(missing))
                 if judge is not None:
                     with snapshot.preview(texts, weights) as preview:
                         judge(preview)
@@ -222,7 +226,7 @@ class HubFolder:
                 self.report(f"the files of {commit.repository} are in {other}, and are used there")
                 yield replace(snapshot, here=other), texts, weights
                 return
-        with _lock(here, self.report):
+        with hold_fetch(here, here.with_name(".lock"), self.report):
             if not self.is_offline:
                 _record(commit, place, {revision, commit.sha})
             snapshot.complete(texts)
@@ -245,13 +249,12 @@ def _source_path(folder: Path, weights: list[RemoteFile]) -> Path:
 
 
 @contextmanager
-def _lock(folder: Path, report: Report) -> Iterator[None]:
-    """Hold the lock of a folder, since only one process at a time may fetch into it."""
+def hold_fetch(folder: Path, lock: Path, report: Report) -> Iterator[None]:
+    """Make a folder, and hold the lock of what is fetched into it, since only one process at a time may do so."""
     with ExitStack() as stack:
         with explain_folder_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            path = folder.with_name(".lock")
-            stack.enter_context(hold_lock(path, lambda who: report(f"{who} is fetching this model; waiting")))
+            stack.enter_context(hold_lock(lock, lambda who: report(f"{who} is fetching this model; waiting")))
         yield
 
 

@@ -738,11 +738,17 @@ def test_download_that_breaks_off_goes_on_where_it_was(
     assert any("continuing at byte" in line for line in said)
 
 
-def test_download_goes_on_in_a_later_run(hub: FakeHub, one_file: HubId, tmp_path: Path) -> None:
+def test_download_goes_on_in_a_later_run_with_room_for_the_rest(
+    hub: FakeHub, one_file: HubId, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.faults["m.gguf"] = [("cut", 9000)] + [503] * 4
     with pytest.raises(ModelError, match=r"stopped at 9000 of 25600 bytes .*continue from there"):
         get(tmp_path, one_file)
     assert not list(tmp_path.rglob("m.gguf"))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=len(LARGE) - 9000))
+    with HubFolder(path=tmp_path, report=print).preview(one_file) as preview:
+        assert preview.fetch_bytes == len(LARGE) - 9000
     assert get(tmp_path, one_file).path.read_bytes() == LARGE
     assert hub.requests[-1][1] == "bytes=9000-"
     assert not list(tmp_path.rglob("*.part"))
@@ -785,6 +791,26 @@ def test_file_of_the_catalogue_is_fetched_like_any_other(hub: FakeHub, one_file:
     hub.faults["m.gguf"] = [("cut", 9000)]
     assert fetch(entry, tmp_path, print).read_bytes() == LARGE
     assert hub.requests[-1][1] == "bytes=9000-"
+
+
+def test_a_file_of_the_catalogue_goes_on_in_a_later_run_and_is_not_pruned_meanwhile(
+    hub: FakeHub, one_file: HubId, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = HubSource(repository="org/g", revision=hub.branches["org/g"]["main"], file="m.gguf")
+    sha256 = hashlib.sha256(LARGE).hexdigest()
+    file = CatalogFile(title="G", file="m.gguf", bytes=len(LARGE), sha256=sha256, sources=(source,))
+    monkeypatch.setitem(CATALOG, "g", replace(CATALOG["smollm2-135m"], source=file))
+    other = Inventory(ModelHome(tmp_path))
+    home = ModelHome(tmp_path, progress=lambda at: cast("None", other.prune()))
+    hub.faults["m.gguf"] = [("cut", 9000)] + [503] * 4
+    with pytest.raises(ModelError, match="stopped at 9000"):
+        home.locate("g")
+    ((part,), _) = other.prune(is_dry=True)
+    assert (part.source, part.is_whole) == ("m.gguf.part", False)
+    assert home.locate("g").path.read_bytes() == LARGE
+    assert hub.requests[-1][1] == "bytes=9000-"
+    assert not list(tmp_path.rglob("*.part"))
+    assert other.prune() == ([], 0)
 
 
 def test_file_that_went_missing_is_told(hub: FakeHub, one_file: HubId, tmp_path: Path) -> None:
