@@ -195,7 +195,7 @@ class TextField:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningField:
-    """effort: "none" turns reasoning off; templates know no other degrees."""
+    """effort: "none" turns reasoning off; "low", "medium" and "high" are for templates that know them."""
 
     effort: str | None = None
 

@@ -148,7 +148,7 @@ def test_other_installers_take_the_wheel_with_all_that_it_needs(
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    asked = f"{wheel}[serve]"
+    asked = f"{wheel}[cpu,serve]"
     command: list[object] = [program, "--python", sys.executable, "--from", asked, "edgespec"]
     if installer == "pipx":
         run(program, "install", "--python", sys.executable, asked)
