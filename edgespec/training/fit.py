@@ -371,7 +371,8 @@ class Trainer:
         return cast
 
     def _arrays(self) -> dict[str, Floats]:
-        return {name: each.detach().float().cpu().numpy() for name, each in self._weights.items()}
+        # A copy: on a CPU numpy() is a view of weights that go on changing.
+        return {name: each.detach().float().cpu().numpy().copy() for name, each in self._weights.items()}
 
     def _count(self, batch: Batch, taken_s: float) -> None:
         num_drafts = self.progress.num_drafts + int((batch.starts >= 0).sum())

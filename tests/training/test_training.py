@@ -252,6 +252,15 @@ def test_what_is_compared_and_goes_on_is_the_mean_of_the_weights(target: Path, t
         assert np.abs(after._arrays()[JOIN] - mean).max() < 1e-6
 
 
+def test_the_head_that_is_compared_at_last_is_the_one_that_was_written(target: Path, tmp_path: Path) -> None:
+    trainer, written = small_trainer(target, tmp_path), list[np.ndarray]()
+    trainer._save_best = lambda weights: written.append(weights[JOIN].copy())
+    trainer.compare()
+    trainer._step(next(trainer._batches()), 99, 0.0)
+    assert trainer._saved is not None
+    assert np.array_equal(trainer._saved[JOIN], written[0])
+
+
 def test_an_interruption_leaves_weights_and_means_in_their_places(target: Path, tmp_path: Path) -> None:
     trainer, swap = small_trainer(target, tmp_path), Trainer._swap
     with torch.no_grad():
