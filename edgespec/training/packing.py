@@ -77,10 +77,10 @@ def pack(
     """
     order = list(range(len(texts))) if rng is None else rng.permutation(len(texts)).tolist()
     bins: list[list[int]] = []
-    filled = num_rows
+    filled = 0
     for index in order:
         length = min(len(texts[index].tokens) - 1, num_rows)
-        if filled + length > num_rows:
+        if not bins or filled + length > num_rows:
             bins.append([])
             filled = 0
         bins[-1].append(index)

@@ -201,3 +201,9 @@ def test_each_token_of_an_answer_but_the_last_begins_a_draft_in_its_own_text(see
         assert np.array_equal(batch.at(batch.stored, 0)[starts] + 1, batch.at(batch.tokens, 0)[starts])
     wanted = [token for own in texts for token in own.tokens[max(1, own.num_prompt) : -1].tolist()]
     assert sorted(begun) == wanted
+
+
+def test_a_text_of_one_token_in_front_of_others_begins_no_draft() -> None:
+    texts = made_texts((1, 0), (2, 5))
+    (batch,) = pack(texts, 12, 2, None)
+    assert batch.at(batch.tokens, 0)[batch.starts >= 0].tolist() == [3, 4, 5, 6]
