@@ -17,7 +17,7 @@ from edgespec.system.signals import defer_signals
 from edgespec.training.checkpoint import TrainingCheckpoint, TrainingProgress, read_checkpoint, write_checkpoint
 from edgespec.training.network import HEAD, HeadShape, Network
 from edgespec.training.objective import Agreement, agreement, backward
-from edgespec.training.packing import Batch, Floats, Ints, Text, num_shared, pack
+from edgespec.training.packing import Batch, Floats, Ints, Text, num_drafts, num_shared, pack
 from edgespec.training.torch_target import faster_precision, is_out_of_memory
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Trainer:
 
     What is compared and saved is a running mean of the weights over the last batches (Polyak and Juditsky 1992).
 
-    num_a_round: The drafts that begin in the texts.
+    num_a_round: The drafts that begin in the texts, as far as these fit into a line of a batch.
     compared, compared_drafts: The held-out texts that are compared with; the drafts in them, once they were.
     save_best: Called with the mean each time that it is the best so far.
     """
@@ -125,7 +125,6 @@ class Trainer:
             first = max(1, num_shared(data.texts))
             data = data._replace(texts=[text._replace(num_prompt=first) for text in data.texts])
         self._shape, self._data, self._path, self._save_best = shape, data, checkpoint, save_best
-        self.num_a_round = sum(max(0, len(text.tokens) - text.num_prompt - 1) for text in data.texts)
         self.device = find_device(device)
         is_gpu = self.device != "cpu"
         self.compared = even_sample(data.held_out, _GPU_COMPARED_TOKENS if is_gpu else _COMPARED_TOKENS)
@@ -146,6 +145,7 @@ class Trainer:
         self.precision = faster_precision(self.device)
         self._rng = np.random.default_rng(self.progress.num_drafts)
         self._num_rows, self._num_lost, self.compared_drafts = _GPU_ROWS if is_gpu else _ROWS, 0, 0
+        self.num_a_round = num_drafts(data.texts, self._line_rows)
         self._compare_s = 0.0  # that the last comparison took
         self._rows = _copy_rows(data.rows, self.device)
 
@@ -158,7 +158,6 @@ class Trainer:
             MemoryExhausted: There is no memory for a small batch.
             EdgeSpecError: The loss is no number any more.
         """
-        wanted = self._recipe.epochs * self.num_a_round
         began = saved = monotonic()
         compare_s = max(_COMPARE_S, limit_s / _NUM_COMPARISONS)
         self._compare_first()
@@ -166,6 +165,7 @@ class Trainer:
         try:
             for number, batch in enumerate(self._batches()):
                 now = monotonic()
+                wanted = self._recipe.epochs * self.num_a_round
                 seen = self.progress.num_drafts / wanted if wanted else 0.0
                 share = min(1.0, max((now - began) / limit_s, seen))
                 if not self._try_step(batch, number, share):
@@ -262,7 +262,11 @@ class Trainer:
                     break
 
     def _pack(self, texts: Sequence[Text], rng: np.random.Generator | None) -> Iterator[Batch]:
-        return pack(texts, min(self._num_rows, _LINE_ROWS), max(1, self._num_rows // _LINE_ROWS), rng)
+        return pack(texts, self._line_rows, max(1, self._num_rows // _LINE_ROWS), rng)
+
+    @property
+    def _line_rows(self) -> int:
+        return min(self._num_rows, _LINE_ROWS)
 
     def _try_step(self, batch: Batch, number: int, share: float) -> bool:
         """Learn from a batch; False where there is no memory for it, and the next ones are smaller."""
@@ -286,6 +290,7 @@ class Trainer:
                 "programs, or choose another --train-device or a smaller --draft-vocab"
             ) from None
         self._num_rows //= 2
+        self.num_a_round = num_drafts(self._data.texts, self._line_rows)
         info(f"{self.device} has no memory for a batch; going on with {self._num_rows} tokens at a time")
         if self.device.startswith("cuda"):
             torch.cuda.empty_cache()

@@ -89,6 +89,12 @@ def pack(
         yield _batch(texts, bins[first : first + batch_size], num_rows)
 
 
+def num_drafts(texts: Sequence[Text], num_rows: int) -> int:
+    """How many drafts begin in all batches of the texts."""
+    rows = [(text.num_prompt - 1, len(text.tokens) - 2) for text in texts]  # of the first, and behind the last
+    return sum(max(0, stop - max(0, first, stop + 1 - num_rows)) for first, stop in rows)
+
+
 def _batch(texts: Sequence[Text], bins: Sequence[Sequence[int]], num_rows: int) -> Batch:
     shape = (len(bins), num_rows)
     tokens, positions, stored = (np.zeros(shape, np.int64) for _ in range(3))

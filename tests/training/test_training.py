@@ -385,6 +385,18 @@ def test_a_training_ends_when_each_token_was_seen_so_often(
     assert again.run(600.0).num_batches == trainer.progress.num_batches + 1, "runs count together"
 
 
+def test_of_long_texts_the_drafts_that_fit_into_a_line_count(target: Path, tmp_path: Path) -> None:
+    trainer = small_trainer(target, tmp_path)
+    trainer._data.texts[0] = Text(np.zeros(200, np.int32), 4)  # type: ignore[index]
+    trainer._num_rows = 160
+    trainer._halve(MemoryError())
+    assert (
+        trainer.num_a_round
+        == 10 * 38 + 79
+        == sum((each.starts >= 0).sum() for each in trainer._pack(trainer._data.texts, None))
+    )
+
+
 def test_the_rate_of_learning_grows_with_the_root_of_the_rows_of_a_batch(target: Path, tmp_path: Path) -> None:
     trainer = small_trainer(target, tmp_path, Recipe(rate=0.01))
     assert trainer._rate(99, 0.0) == pytest.approx(0.01)

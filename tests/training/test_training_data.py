@@ -13,7 +13,7 @@ import pytest
 from edgespec.errors import DiskFull, ModelError, UsageError
 from edgespec.evaluation.prompts import own_prompts as bench_prompts
 from edgespec.system import disk
-from edgespec.training.packing import Text, pack
+from edgespec.training.packing import Text, num_drafts, pack
 from edgespec.training.prompts import own_prompts, read_corpus
 from edgespec.training.stored_texts import StatesFile, TextsFile
 
@@ -201,6 +201,14 @@ def test_each_token_of_an_answer_but_the_last_begins_a_draft_in_its_own_text(see
         assert np.array_equal(batch.at(batch.stored, 0)[starts] + 1, batch.at(batch.tokens, 0)[starts])
     wanted = [token for own in texts for token in own.tokens[max(1, own.num_prompt) : -1].tolist()]
     assert sorted(begun) == wanted
+    assert num_drafts(texts, 12) == len(wanted)
+
+
+def test_drafts_of_a_text_longer_than_a_line_are_counted_as_far_as_they_fit() -> None:
+    texts = made_texts((9, 11), (2, 30), (3, 9), (1, 1), (0, 1))
+    for num_rows in (6, 12, 16, 40):
+        begun = sum(int((batch.starts >= 0).sum()) for batch in pack(texts, num_rows, 2, None))
+        assert num_drafts(texts, num_rows) == begun
 
 
 def test_a_text_of_one_token_in_front_of_others_begins_no_draft() -> None:
