@@ -146,11 +146,13 @@ class Trainer:
         self._rng = np.random.default_rng(self.progress.num_drafts)
         self._num_rows, self._num_lost, self.compared_drafts = _GPU_ROWS if is_gpu else _ROWS, 0, 0
         self.num_a_round = num_drafts(data.texts, self._line_rows)
-        self._compare_s = 0.0  # that the last comparison took
+        self._compare_s = 1e-3  # that the last comparison took
         self._rows = _copy_rows(data.rows, self.device)
 
     def run(self, limit_s: float) -> TrainingProgress:
         """Train for limit_s seconds; ends earlier where held-out texts show no gain, or with the recipe's epochs.
+
+        The comparisons at the end, of which the last takes a sixteenth of limit_s at most, are within it.
 
         KeyboardInterrupt goes through, once the checkpoint is written.
 
@@ -161,19 +163,21 @@ class Trainer:
         began = saved = monotonic()
         compare_s = max(_COMPARE_S, limit_s / _NUM_COMPARISONS)
         self._compare_first()
+        last_s = limit_s / _NUM_COMPARISONS
+        steps_s = max(limit_s / 2, limit_s - self._compare_s - self._last_compare_s(last_s))
         compared = monotonic()
         try:
             for number, batch in enumerate(self._batches()):
                 now = monotonic()
                 wanted = self._recipe.epochs * self.num_a_round
                 seen = self.progress.num_drafts / wanted if wanted else 0.0
-                share = min(1.0, max((now - began) / limit_s, seen))
+                share = min(1.0, max((now - began) / steps_s, seen))
                 if not self._try_step(batch, number, share):
                     continue
                 self._count(batch, monotonic() - now)
                 if number % _BATCHES_UNTIL_RETURN == 0:
                     return_freed()  # blocks of ever other sizes leave gaps, 40 MB a second of processor time
-                show_progress(self._describe(limit_s - (now - began)))
+                show_progress(self._describe(steps_s - (now - began)))
                 if now - compared > compare_s:
                     self.compare()
                     compared = monotonic()
@@ -183,7 +187,7 @@ class Trainer:
                 if share >= 1.0 or self.progress.num_since_best >= _PATIENCE:
                     break
             self.compare()
-            self._compare_last(compare_s)
+            self._compare_last(last_s)
         finally:
             with defer_signals():
                 self.save()
@@ -202,14 +206,19 @@ class Trainer:
         else:
             self._compare_saved(self._saved)
 
+    def _last_compare_s(self, most_s: float) -> float:
+        """The seconds that _compare_last takes, by what the comparison before it took."""
+        num, num_all = len(self.compared), len(self._data.held_out)
+        return min(most_s, self._compare_s * num_all / num) if num < num_all else 0.0
+
     def _compare_last(self, most_s: float) -> None:
-        """Compare the weights that are saved once more, with as many held-out texts as that takes most_s for."""
-        if len(self.compared) == len(self._data.held_out):
-            return
+        """Compare the saved weights once more, if more held-out texts than before are compared within most_s."""
         assert self._saved is not None
         num_tokens = sum(len(text.tokens) for text in self.compared)
-        self.compared = even_sample(self._data.held_out, int(num_tokens * max(1.0, most_s / self._compare_s)))
-        self._compare_saved(self._saved)
+        found = even_sample(self._data.held_out, int(num_tokens * max(1.0, most_s / self._compare_s)))
+        if len(found) > len(self.compared):
+            self.compared = found
+            self._compare_saved(self._saved)
 
     def _compare_saved(self, weights: Mapping[str, Floats]) -> None:
         means, self._means = self._means, self._averages(weights)
@@ -244,7 +253,7 @@ class Trainer:
             with self._averaged(), self._autocast():
                 one = agreement(self._network, batch, self._features(batch), NUM_COMPARED, self._ids)
             reached, right = reached + one.reached, right + one.right
-        self.compared_drafts, self._compare_s = int(reached[0]), monotonic() - began
+        self.compared_drafts, self._compare_s = int(reached[0]), max(1e-3, monotonic() - began)
         return Agreement(reached, right)
 
     def save(self) -> None:

@@ -433,6 +433,30 @@ def test_the_head_that_is_kept_is_compared_with_all_held_out_texts_at_last(targe
     assert trainer.compared_drafts == 4 * 34  # in answers of 36 tokens
 
 
+def test_comparisons_at_the_end_are_within_the_time(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, now = small_trainer(target, tmp_path), 0.0
+    trainer._data = trainer._data._replace(held_out=trainer._data.texts[:8])
+    trainer.compared = trainer._data.texts[:2]
+
+    def compare(network: Network, batch: Batch, *arguments: object) -> Agreement:
+        nonlocal now
+        now += 0.05 * (batch.text >= 0).sum()  # 2 s a text
+        return Agreement(np.full(5, 10), np.full(5, 5))
+
+    def step(*arguments: object) -> None:
+        nonlocal now
+        now += 1.0
+
+    monkeypatch.setattr(fit, "monotonic", lambda: now)
+    monkeypatch.setattr(fit, "agreement", compare)
+    trainer._step = step  # type: ignore[method-assign]
+    trainer.run(100.0)
+    assert len(trainer.compared) == 3, "as many as a sixteenth of the time is enough for"
+    assert 98.0 <= now <= 102.0
+
+
 def test_the_head_at_the_start_is_written_before_the_first_step(target: Path, tmp_path: Path) -> None:
     trainer, written = small_trainer(target, tmp_path, broken=True), []
     trainer._saved, trainer._save_best = None, written.append  # type: ignore[assignment]
