@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from edgespec import UsageError
 from edgespec.export.sources import LoadedSource
 from edgespec.system.disk import explain_write_errors, hold_lock, replace_file
@@ -21,6 +23,7 @@ TEXTS, STATES, _RUN = "texts.jsonl", "states.f16", "run.json"
 _FORMAT = 2  # of the folder; before 2, held-out texts lay in a file of their own
 _FEWEST_TEXTS = 4  # to train on
 _HELD_OUT = 1 / 12  # of the prompts, where none are kept aside
+_STORED = 64  # tokens of a prompt, its last ones, with which a stored text begins at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,14 +125,36 @@ class WorkFolder:
     def split(self, texts: list[Text]) -> tuple[list[Text], list[Text]]:
         """The texts that are held out, and those of other prompts, to train on.
 
-        Where no prompts are kept aside these are some of twelve, the same ones in each run, or one at least.
+        Where no prompts are kept aside these are some of twelve, the same ones in each run, or one at least. A
+        text that begins with a prompt, or with what a stored text has of it, counts as one of this prompt.
         """
-        held_out = [text for text in texts if text.is_held_out]
-        if texts and not held_out:
-            most = max(_HELD_OUT, min(map(_place_of, texts)))
-            held_out = [text for text in texts if _place_of(text) <= most]
-        prompts = {text.prompt for text in held_out}
-        return held_out, [text for text in texts if text.prompt not in prompts]
+        prompts = [self._prompt_of(text) for text in texts]
+        is_held_out = [text.is_held_out for text in texts]
+        if texts and not any(is_held_out):
+            places = [_place_of(prompt) for prompt in prompts]
+            is_held_out = [place <= max(_HELD_OUT, min(places)) for place in places]
+        held_out = [text for text, is_out in zip(texts, is_held_out, strict=True) if is_out]
+        known = {prompt for prompt, is_out in zip(prompts, is_held_out, strict=True) if is_out}
+        known |= {text.prompt[-4 * _STORED :] for text in held_out if text.num_prompt > _STORED}
+        lengths = {len(prompt) for prompt in known}
+
+        def is_known(text: Text) -> bool:
+            content = text.tokens.tobytes()
+            return any(content[:length] in known for length in lengths)
+
+        return held_out, [text for text in texts if not is_known(text)]
+
+    def _prompt_of(self, text: Text) -> bytes:
+        """The tokens by which texts of one prompt are known.
+
+        Where a stored text's answer begins is a guess: its prompt is known up to the end of the user's turn, if
+        the chat template marks that by an end token. Some templates also begin with such a token.
+        """
+        if text.num_prompt <= _STORED:
+            ends = np.isin(text.tokens[: min(_STORED, len(text.tokens) - 1)], self.loaded.vocabulary.eos_token_ids)
+            if num_tokens := 1 + max(np.flatnonzero(ends[1:]) + 1, default=-1):
+                return text.tokens[:num_tokens].tobytes()
+        return text.prompt
 
 
 def work_folder_of(output: Path) -> Path:
@@ -183,9 +208,9 @@ def describe_run(loaded: LoadedSource, options: TrainingOptions, prompts: list[s
     }
 
 
-def _place_of(text: Text) -> float:
-    """A number from 0 to 1 by the prompt alone, for some prompts as likely as any other."""
-    return int.from_bytes(hashlib.sha256(text.prompt).digest()[:4]) / (1 << 32)
+def _place_of(prompt: bytes) -> float:
+    """A number from 0 to 1, for some prompts as likely as any other."""
+    return int.from_bytes(hashlib.sha256(prompt).digest()[:4]) / (1 << 32)
 
 
 def _hash(prompts: Sequence[str]) -> str:

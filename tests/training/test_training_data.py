@@ -6,16 +6,20 @@ from collections import Counter
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from edgespec.draft.answer_cache import AnswerCache
 from edgespec.errors import DiskFull, ModelError, UsageError
 from edgespec.evaluation.prompts import own_prompts as bench_prompts
 from edgespec.system import disk
 from edgespec.training.packing import Text, num_drafts, pack
 from edgespec.training.prompts import own_prompts, read_corpus
 from edgespec.training.stored_texts import StatesFile, TextsFile
+from edgespec.training.work_folder import TrainingOptions, WorkFolder
 
 
 def made_texts(*lengths: tuple[int, int]) -> list[Text]:
@@ -174,6 +178,34 @@ def test_answers_to_held_out_prompts_that_come_later_leave_all_states_in_their_p
     again = TextsFile(tmp_path / "texts.jsonl", 50).texts
     assert [text.is_held_out for text in again] == [True, False, False, True]
     assert (states.missing(again), states.num_foreign(again)) == (again[3:], 0)
+
+
+@pytest.mark.parametrize("aside", [None, [7, 20, 2, 9], [7, *range(100, 190), 2, 9]])
+def test_stored_answers_to_a_prompt_that_is_held_out_are_not_trained_on(
+    tmp_path: Path, aside: list[int] | None
+) -> None:
+    """A prompt ends with the user's turn, token 2, and the template's 9; 20 other prompts begin with 7 too."""
+    vocabulary = SimpleNamespace(eos_token_ids=(2, 7), vocab_size=500)
+    loaded: Any = SimpleNamespace(vocabulary=vocabulary, config=vocabulary)
+    folder, cache = WorkFolder(tmp_path, loaded, TrainingOptions()), AnswerCache(tmp_path, "tiny", "0" * 64, 500)
+    prompts = [[7, first, 2, 9] for first in range(20, 40)] + [[7, *range(100, 190), 2, 9]]
+    for prompt in prompts:
+        for answer in (range(200, 205), range(300, 400)):
+            cache.add(np.array(prompt, np.int32), np.array(answer, np.int32))
+    cache.save()
+    texts = folder.read_texts()
+    for number, (prompt, answer) in enumerate(cache.texts()):
+        texts.add(number, prompt, tuple(answer.tolist()))
+    if aside:
+        texts.add(-1, np.array(aside, np.int32), (450, 451))
+    held_out, trained = folder.split(texts.texts)
+    if aside:
+        assert [text.tokens[-1] for text in held_out] == [451]
+        assert len(trained) == 40
+    else:
+        assert len(held_out) + len(trained) == 42
+        assert 2 <= len(held_out) < 20
+        assert not {text.tokens[1] for text in held_out} & {text.tokens[1] for text in trained}
 
 
 def test_states_for_which_there_is_no_room_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
