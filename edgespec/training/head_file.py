@@ -43,6 +43,8 @@ def write_head(
         tokens: The target's token of each row of the vocabulary head, ascending.
         target: The name of the target or its repository.
         layers: Of the target whose states are read beside the one after its final norm.
+
+    Raises DiskFull: There is no room; earlier weights stay then.
     """
     folder.mkdir(parents=True, exist_ok=True)
     is_known = np.zeros(shape.vocab_size, np.bool_)
@@ -50,8 +52,10 @@ def write_head(
     tensors: dict[str, npt.NDArray[np.generic]] = {name: each.astype(np.float16) for name, each in weights.items()}
     tensors["d2t"] = tokens.astype(np.int64) - np.arange(len(tokens))
     tensors["t2d"] = is_known
+    config = (json.dumps(_config(shape, target, layers), indent=2) + "\n").encode()
+    with explain_write_errors(folder, len(config)):
+        replace_file(folder / CONFIG, config, 0o644)  # first, since another run takes weights for a whole head
     write_tensors(folder / WEIGHTS, tensors, {"format": "pt"})
-    replace_file(folder / CONFIG, (json.dumps(_config(shape, target, layers), indent=2) + "\n").encode(), 0o644)
 
 
 def read_weights(folder: Path, shape: HeadShape) -> dict[str, npt.NDArray[np.float32]]:

@@ -1,7 +1,9 @@
 """What a training starts from and what it writes, against plain numpy."""
 
+import errno
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import made_heads
 import numpy as np
@@ -11,11 +13,12 @@ from families import write_source
 from made_heads import Graphs, MadeHead, Reference, require_rows_of_reference
 from safetensors.numpy import load_file
 
-from edgespec.errors import ModelError
+from edgespec.errors import DiskFull, ModelError
 from edgespec.export.heads.convert import export_head, plan_head
 from edgespec.export.heads.head_source import read_head
 from edgespec.export.sources import read_source
-from edgespec.training.head_file import read_tensors, read_weights, write_head, write_tensors
+from edgespec.training import head_file
+from edgespec.training.head_file import CONFIG, read_tensors, read_weights, write_head, write_tensors
 from edgespec.training.network import FINAL_NORM, FUSE, INPUT_NORM, JOIN, MARKOV_HEAD, TOKEN_NORM, HeadShape
 from edgespec.training.warm_start import (
     FittedRows,
@@ -45,6 +48,24 @@ def test_tensors_are_those_that_the_safetensors_package_reads(tmp_path: Path) ->
     (tmp_path / "x").write_bytes((tmp_path / "x").read_bytes()[:-20])
     with pytest.raises(ModelError, match="is damaged"):
         read_tensors(tmp_path / "x")
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_a_head_whose_writing_is_cut_short_has_no_weights_without_a_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    sizes: dict[str, Any] = dict.fromkeys(HeadShape.__annotations__, 1)
+    write = head_file.replace_file
+
+    def write_some(*arguments: Any) -> None:
+        if len([*tmp_path.iterdir()]) == most:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(*arguments)
+
+    monkeypatch.setattr(head_file, "replace_file", write_some)
+    with pytest.raises(DiskFull):
+        write_head(tmp_path, HeadShape(**sizes), {}, np.zeros(1, np.int32), "target")
+    assert [path.name for path in tmp_path.iterdir()] == [CONFIG][:most]
 
 
 def test_the_matrix_to_start_from_is_found_where_there_is_one() -> None:
