@@ -22,7 +22,6 @@ MTP = "mtp"  # in the place of a drafter: the model's own layers for multi-token
 # Options that only the export of a single model takes, and those that only the native exporter takes.
 _SINGLE = ("block-size", "context-length", "keep-layers", "skip-layers", "hidden-states")
 _NATIVE = ("form", "device", "calibration", "vocab-subset", "vocab-corpus", "adapter", *_SINGLE)
-# The proof of deterministic mode compares stretches of 20 tokens.
 # Options that only a pair has.
 _PAIRED = ("drafter-precision", "drafter-form", "drafter-device", "add-to")
 
@@ -207,10 +206,15 @@ def print_plan(options: argparse.Namespace, *, is_checked: bool) -> int:
             target, drafter = (pair_half(options, part, home) for part in parts)
             plans = [*edgespec.plan_pair(target, drafter, is_checked=is_checked).plans]
         else:
+            first = own = views[0] if views else None
+            if own and _is_head(parts[0], own):  # alone, as a further form of it; its target is read for it
+                first = stack.enter_context(home.preview(options.source, options.revision))
             plans = [
-                _plan_alone(options, part, view, views[0], is_checked=is_checked)
+                _plan_alone(options, part, view, first, is_checked=is_checked)
                 for part, view in zip(parts, views, strict=True)
             ]
+            if first and first is not own:
+                plans = [replace(plan, fetch_bytes=plan.fetch_bytes + first.fetch_bytes) for plan in plans]
         plans = [
             replace(plan, source=(view and view.name) or plan.source)
             for plan, view in zip(plans, views, strict=True)
@@ -238,8 +242,9 @@ def _plan_alone(
 ) -> "ExportCost":
     """The plan of a model, or of half of a pair where the other one is not at hand.
 
-    view: None for a file of the catalogue that is still to fetch. target: Of the first part.
+    view: None for a file of the catalogue that is still to fetch. target: Of the model that a head is for.
     """
+    from edgespec.export.heads.mtp import read_mtp
     from edgespec.export.plan import estimate, foresee_cost, plan_model
     from edgespec.export.sources import read_source
 
@@ -250,6 +255,8 @@ def _plan_alone(
         return estimate(part.source, part.precision, num_weights, size, form=part.form, **settings)
     if _is_head(part, view):
         size = sum(view.sizes.values())
+        if size and part.is_mtp:
+            size = read_mtp(view.path, view.sizes).weights_bytes
         if not size:
             half = pair_half(options, part, model_home(offline=options.offline))
             if target is not None:

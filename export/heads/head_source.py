@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from edgespec.errors import SourceError
@@ -11,7 +12,7 @@ from edgespec.export.precision import Rule
 from edgespec.export.safetensors import StoredIntegers, read_tensors, weight_files
 from edgespec.export.settings import SourceSettings, read_json, translate_unusual
 from edgespec.export.sources import LoadedSource, join_hashes
-from edgespec.export.tensors import Tensors
+from edgespec.export.tensors import Sizes, Tensors
 from edgespec.export.weights import WeightsFile
 from edgespec.manifest import Head, Manifest, Source
 from edgespec.manifest.caches import KVCache
@@ -56,8 +57,10 @@ class HeadSource:
         return Source(name=utf8_name(self.path.resolve().name), format="safetensors", sha256=join_hashes(files))
 
 
-def read_head(source: Path) -> HeadSource:
+def read_head(source: Path, sizes: Sizes = MappingProxyType({})) -> HeadSource:
     """Read a folder with config.json and safetensors files, or one such file with config.json beside it.
+
+    sizes: Of files of which only the header is here.
 
     Raises SourceError: It is missing or broken, has no config.json, or its weights are pickled.
     """
@@ -69,7 +72,7 @@ def read_head(source: Path) -> HeadSource:
         if folder != source and not (folder / "config.json").exists():
             raise SourceError(f"{source} has no config.json beside it, which states its sizes; fetch that too")
         settings = read_json(folder / "config.json")
-        tensors, integers = read_tensors(files)
+        tensors, integers = read_tensors(files, sizes)
     return HeadSource(
         path=source, settings=SourceSettings(folder / "config.json", settings), tensors=tensors, integers=integers
     )

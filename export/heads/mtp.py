@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from edgespec.export.heads.head_tensors import (
 from edgespec.export.heads.recurrent_graphs import RecurrentShape, plan_recurrent
 from edgespec.export.heads.vocabulary import HeadVocabulary, with_logits_of
 from edgespec.export.sources import LoadedSource
-from edgespec.export.tensors import StoredTensor
+from edgespec.export.tensors import Sizes, StoredTensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +86,10 @@ _FORMS = (
 _ANY = re.compile(r"(model\.)?mtp(_layers)?\.")
 
 
-def read_mtp(path: Path) -> HeadSource:
+def read_mtp(path: Path, sizes: Sizes = MappingProxyType({})) -> HeadSource:
     """The layers for multi-token prediction within a model's own checkpoint.
+
+    sizes: Of files of which only the header is here.
 
     Raises SourceError: It has none, or none that are read.
     """
@@ -94,7 +97,7 @@ def read_mtp(path: Path) -> HeadSource:
     if not path.is_dir():
         why = "has no layers for multi-token prediction that are read"
         raise SourceError(f"{path} {why}; {known}, from a folder with safetensors")
-    source = read_head(path)
+    source = read_head(path, sizes)
     own = {name: tensor for name, tensor in source.tensors.items() if _ANY.match(name)}
     if not own:
         raise SourceError(

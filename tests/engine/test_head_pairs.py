@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,16 @@ def test_a_form_of_a_head_is_added_from_its_source_alone(pair: Path, sources: Pa
     assert measure_agreement(*added).share > 0.5
     with pytest.raises(UsageError, match="is not the source of the pair's drafter"):
         add_forms(pair, target, [half(DRAFTER, sources / "stranger", form="gpu")])
+
+
+def test_a_further_form_of_a_head_is_planned_for_the_target_of_its_pair(
+    pair: Path, sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = shutil.copytree(pair, tmp_path / "pair", ignore=shutil.ignore_patterns("*-gpu"))
+    names = [str(sources / "target"), "--drafter", str(sources / "head"), "--drafter-form", "gpu"]
+    assert main(["export", *names, "--add-to", str(pair), "--dry-run", "--json"]) == 0
+    [plan] = json.loads(capsys.readouterr().out)
+    assert plan["form"] == "gpu"
 
 
 def test_an_npu_gives_a_head_no_hidden_states(sources: Path, tmp_path: Path) -> None:

@@ -953,15 +953,24 @@ def test_a_drafting_head_is_exported_by_its_id(
 
 
 def test_a_plan_for_a_head_fetches_no_weights_of_its_target(
-    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
     made_heads.eagle3("specforge").write(tmp_path / "head")
-    target = made_heads.write_target(tmp_path / "target")
+    made = made_heads.mtp()
+    weights = made_heads.target_weights(bias=True) | made.tensors
+    config = made_heads.target_config("mimo") | {"num_nextn_predict_layers": 1}
+    target = tmp_path / "target"
+    tiny.write_huggingface(target, weights, config=config)
     hub.commit("org/target", {path.name: path.read_bytes() for path in target.iterdir()})
-    command = ["export", "org/target", "--dry-run", "--output", str(tmp_path / "pair"), "--drafter"]
+    command = ["export", "org/target", "--dry-run", "--json", "--output", str(tmp_path / "pair"), "--drafter"]
     assert main([*command, str(tmp_path / "head")]) == 0
+    capsys.readouterr()
     assert main([*command, "mtp"]) == 0
+    whole, own = json.loads(capsys.readouterr().out)
+    mtp_bytes = sum(each.nbytes for each in made.tensors.values())
+    assert own["write_bytes"] <= 1.5 * mtp_bytes < whole["write_bytes"]
+    assert (whole["fetch_bytes"] > 0, own["fetch_bytes"]) == (True, 0)
     assert all(sent <= 4 * HEAD_BYTES for name, sent in hub.sent.items() if name.endswith(".safetensors"))
 
 
