@@ -95,6 +95,7 @@ class Next(NamedTuple):
     """The next step after a command: an answer, a message to edit, the last answer shown again, or the end."""
 
     reply: Reply | None = None
+    shows_begun: bool = False  # what the reply was given to begin with is shown with it
     edit: str = ""
     shows_last: bool = False
     is_exit: bool = False

@@ -144,6 +144,8 @@ def _run(session: ChatSession, user: "ChatInput") -> int:
             line = user.ask(before.edit, "the answer" if before.edits_answer else "your last message").strip()
             asked, before, is_leaving = before, NOTHING, False
             before = _obey(session, line, asked)
+            asked = NOTHING  # it was taken; what fails from here on is no edit
+            _follow(session, before)
             if before.is_exit:
                 return 0
         except Leave:
@@ -205,16 +207,7 @@ def _obey(session: ChatSession, line: str, before: Next) -> Next:
     if not is_message:
         if release_ctrl_c():
             raise KeyboardInterrupt
-        following = run_command(session, line)
-        if following.reply and following.compacts:
-            _answer(session, following.reply)
-            finish_compacting(session)
-        elif following.reply:
-            _answer_to_end(session, following.reply)
-        if following.shows_last:
-            session.info("")
-            _print_chunks(session, session.answer)
-        return following
+        return run_command(session, line)
     removed = session.conversation.undo() if before.edit else None
     try:
         reply = session.send(unescape_message(line) if block is None else block)
@@ -223,15 +216,21 @@ def _obey(session: ChatSession, line: str, before: Next) -> Next:
             session.conversation.redo(removed)
         raise
     session.save()  # the message is saved even if its answer fails
-    _answer_to_end(session, reply, shows_begun=True)
-    return NOTHING
+    return Next(reply=reply, shows_begun=True)
 
 
-def _answer_to_end(session: ChatSession, reply: Reply, *, shows_begun: bool = False) -> None:
-    """Print an answer, run the tools that it calls, and print what the model says then."""
-    _answer(session, reply, shows_begun=shows_begun)
-    for following in replies_to_results(session):
-        _answer(session, following)
+def _follow(session: ChatSession, following: Next) -> None:
+    """Print an answer, run the tools it calls, and print what the model says then; or the last answer again."""
+    if following.reply:
+        _answer(session, following.reply, shows_begun=following.shows_begun)
+        if following.compacts:
+            finish_compacting(session)
+        else:
+            for reply in replies_to_results(session):
+                _answer(session, reply)
+    if following.shows_last:
+        session.info("")
+        _print_chunks(session, session.answer)
 
 
 def _answer(session: ChatSession, reply: Reply, *, shows_begun: bool = False) -> None:

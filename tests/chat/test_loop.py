@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tiny
@@ -21,7 +22,7 @@ from edgespec.chat.command import NOTHING, is_command, split_command, unescape_m
 from edgespec.chat.commands import COMMANDS, run_command
 from edgespec.chat.compacting import begin_compacting, finish_compacting
 from edgespec.chat.files import AutosaveFile
-from edgespec.chat.loop import _obey, _prompt_progress, _save_regularly
+from edgespec.chat.loop import _obey, _prompt_progress, _run, _save_regularly
 from edgespec.chat.past_rounds import last_lines
 from edgespec.chat.plain import PlainPrinter, Waiting, is_plain
 from edgespec.chat.printer import OriginPrinter, TokenTexts
@@ -102,6 +103,25 @@ def test_a_question_mark_alone_asks_for_help(session: ChatSession) -> None:
     _obey(session, "?", NOTHING)
     assert "/help all" in lines[-1]
     assert session.conversation.messages == ()
+
+
+def test_an_edited_message_that_was_sent_is_no_edit_any_more_when_its_answer_fails(
+    session: ChatSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(edit: str, what: str) -> str:
+        edits.append(edit)
+        return lines.pop(0) if lines else "/exit"
+
+    def fail(*given: object) -> None:
+        raise MemoryExhausted("no room")
+
+    answer(session, "the in")
+    monkeypatch.setattr("edgespec.chat.loop._print_reply", fail)
+    edits, lines = list[str](), ["/edit", "an on"]
+    user: Any = SimpleNamespace(ask=ask)
+    assert _run(session, user) == 0
+    assert edits == ["", "the in", ""]
+    assert session.conversation.messages[0].content == "an on"
 
 
 @pytest.mark.parametrize(
