@@ -262,8 +262,9 @@ def test_the_page_answers_in_browsers_that_iterate_over_no_body_and_store_nothin
         page.before_each_page(
             "delete ReadableStream.prototype[Symbol.asyncIterator];"
             "Object.defineProperty(navigator, 'clipboard', { value: undefined });"
-            "for (const name of ['localStorage', 'sessionStorage'])"
-            "  Object.defineProperty(window, name, { get() { throw new DOMException('', 'SecurityError'); } });"
+            "Object.defineProperty(window, 'localStorage', { value: null });"
+            "Object.defineProperty(window, 'sessionStorage',"
+            "  { get() { throw new DOMException('', 'SecurityError'); } });"
         )
         page.open(url)
         page.wait_for("document.querySelectorAll('#model option').length === 2")
