@@ -4,9 +4,9 @@
 
 HEAD is a head of `edgespec train SOURCE --output HEAD`, whose folder HEAD.work has the texts and states. Each
 recipe, by the fields of edgespec.training.fit.Recipe, starts from the same weights and sees each token --epochs
-times; without any the defaults are run. The first row is of the weights at the start. Agreement is that on the
-held-out texts, by position: those of HEAD, or all of another head's. Nothing in HEAD or HEAD.work is changed. It
-needs PyTorch, and no quiet machine.
+times; without any the defaults are run. The first row is of the weights at the start, the others are of those at
+the end. Agreement is that on all held-out texts, by position: those of HEAD, or all of another head's. Nothing in
+HEAD or HEAD.work is changed. It needs PyTorch, and no quiet machine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -97,11 +97,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 data = with_held_out(data, *other)
             checkpoint = scratch / str(number)
             given = checkpoint, lambda best: None, options.train_device
+            trainer = Trainer(shape, data, start, *given, recipe=recipe)
+            trainer.compared = [*data.held_out]
             if not number:
-                rates = Trainer(shape, data, start, *given, recipe=recipe).compare().rates
-                print(row("at the start", rates, 0.0), flush=True)
-            made = Trainer(shape, data, start, *given, recipe=recipe).run(3600 * HOURS)
-            print(row(text, made.best, made.used_s), flush=True)
+                print(row("at the start", trainer.compare().rates, 0.0), flush=True)
+            used_s = trainer.run(3600 * HOURS).used_s
+            print(row(text, trainer.compare().rates, used_s), flush=True)
 
 
 if __name__ == "__main__":

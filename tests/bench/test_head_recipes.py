@@ -9,7 +9,8 @@ import pytest
 import tiny
 
 from edgespec.errors import UsageError
-from edgespec.training.fit import Recipe
+from edgespec.training.fit import Recipe, Trainer
+from edgespec.training.objective import Agreement
 from edgespec.training.stored_texts import StatesFile, TextsFile
 
 
@@ -43,3 +44,32 @@ def test_the_texts_of_a_head_with_prompts_kept_aside_are_split_as_in_its_trainin
     states.path.with_suffix(".texts").write_bytes(b"other")
     with pytest.raises(UsageError, match="has no texts with hidden states"):
         bench.open_folder(tmp_path / "head", tiny_gguf, tmp_path / "second", 9)
+
+
+@pytest.mark.train
+def test_all_rows_are_of_all_held_out_texts_and_a_recipe_has_its_own_agreement(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch", reason="needs PyTorch: make test-train")
+    work, rng = tmp_path / "head.work", np.random.default_rng(0)
+    work.mkdir()
+    (work / "run.json").write_text(json.dumps({"layers": [0, 1, 2]}))
+    texts, states = TextsFile(work / "texts.jsonl", tiny.VOCAB), StatesFile(work / "states.f16", 3 * tiny.HIDDEN)
+    for number in range(-6, 6):
+        texts.add(number, np.array([number + 9], np.int32), tuple(rng.integers(0, tiny.VOCAB, 30).tolist()))
+    states.fill(texts.texts, lambda each: [rng.normal(size=(len(tokens), states.width)) for tokens in each])
+    compared, start = list[int](), list[np.ndarray]()
+
+    def worse(trainer: Trainer) -> Agreement:
+        compared.append(len(trainer.compared))
+        means = trainer._means[0].numpy().copy()
+        start[:] = start or [means]
+        return Agreement(np.full(5, 100), np.full(5, 50 if np.array_equal(means, start[0]) else 30))
+
+    monkeypatch.setattr(Trainer, "_agreement", worse)
+    monkeypatch.setattr("edgespec.training.fit._COMPARED_TOKENS", 60)
+    bench.main([str(tiny_gguf), str(tmp_path / "head"), "--train-device", "cpu", "--draft-vocab", "50"])
+    first, defaults = capsys.readouterr().out.splitlines()[2:]
+    assert first.startswith("| at the start | 0.500 | 0.500")
+    assert defaults.startswith("| defaults | 0.300 | 0.300")
+    assert {*compared} == {6}
