@@ -88,8 +88,8 @@ class PromptWriter:
 
     @property
     def can_write(self) -> bool:
-        """False for a target without a chat template, which has no turns."""
-        return len(self._begin) > 0
+        """False for a target whose chat template marks no turns, or that has none."""
+        return len(self._begin) > 0 and len(self.middle) > 0
 
     def write(self, number: int) -> Dialogue[Turns | None]:
         """A conversation that ends with the user's turn; None where nothing of use was written."""

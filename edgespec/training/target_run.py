@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from time import monotonic
 
 import numpy as np
@@ -28,7 +28,7 @@ from edgespec.training.prompts import PromptWriter
 from edgespec.training.stored_texts import Halves, ReadStates, TextsFile
 from edgespec.training.target import FIRST_OWN, StatesReader, TargetWriter, open_engine_writer, write_answers
 from edgespec.training.torch_target import TorchTarget, faster_precision, free_bytes, weights_bytes, why_not
-from edgespec.training.torch_writer import TorchWriter
+from edgespec.training.torch_writer import TorchWriter, open_encoder
 from edgespec.training.work_folder import TEXTS, WorkFolder
 
 _ANSWERS_SHARE = 0.4  # of the time, at most
@@ -56,7 +56,7 @@ class TargetRun:
                 texts = folder.fitting(prompts)
                 self._store_states(texts, partial(writer.read, layers=folder.layers), writer.texts_at_once)
             return texts, None
-        in_step = self._writes_in_step and not stored and own_share > 0
+        in_step = not stored and own_share > 0 and self._writes_in_step
         given_share = 1 - own_share if in_step else 1.0
         left_s = self.write_texts(
             prompts, stored, lambda: open_engine_writer(open_engine), given_share, 0.0 if in_step else own_share
@@ -78,21 +78,26 @@ class TargetRun:
     def _open_in_torch(self, prompts: list[str]) -> TorchWriter | None:
         """The target in torch, where that runs all of it; prompts: That it will be given."""
         folder, device = self.folder, self.folder.device
-        name, precision = folder.loaded.source.name, faster_precision(device)
         if problem := self._why_not_torch:
             self.report(f"PyTorch {problem}: ONNX Runtime runs it, which takes longer")
             return None
-        self.report(f"PyTorch runs {name} on {device} in {precision}: reading its weights")
-        target = TorchTarget(folder.loaded, device, precision)
+        self.report(
+            f"PyTorch runs {folder.loaded.source.name} on {device} in {self._precision}: reading its weights"
+        )
+        target = TorchTarget(folder.loaded, device, self._precision)
         return TorchWriter(target, folder.path, prompts, folder.options.longest_answer, self.report)
 
-    @property
+    @cached_property
+    def _precision(self) -> str:
+        return faster_precision(self.folder.device)
+
+    @cached_property  # whether the target writes in step depends on it, and must not change behind that
     def _why_not_torch(self) -> str | None:
         """Why torch does not run the target here, as words behind PyTorch; None where it does."""
         device, name = self.folder.device, self.folder.loaded.source.name
         if problem := why_not(self.folder.loaded):
             return f"does not run {name} itself, which has {problem}"
-        needed = weights_bytes(self.folder.loaded, faster_precision(device))
+        needed = weights_bytes(self.folder.loaded, self._precision)
         if needed > _WEIGHTS_SHARE * free_bytes(device):
             return f"would need {format_bytes(needed)} of memory for {name}"
         return None
@@ -173,8 +178,14 @@ class TargetRun:
             self.folder.device == "cpu"
             and self._why_not_torch is None
             and bool(self.folder.loaded.vocabulary.chat_template)
-            and faster_precision("cpu") == "bf16"
+            and self._precision == "bf16"
+            and self._can_write_prompts
         )
+
+    @property
+    def _can_write_prompts(self) -> bool:
+        with closing(open_encoder(self.folder.loaded, self.folder.path)) as encoder:
+            return PromptWriter(encoder.encode).can_write
 
     def _write_in_step(self, writer: TorchWriter, num_prompts: int, limit_s: float) -> None:
         """Have the target write prompts and answers, and store them with their hidden states."""

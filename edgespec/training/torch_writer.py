@@ -205,7 +205,7 @@ class TorchWriter:
         longest: The most tokens that it is asked for.
         """
         self.target, self._report = target, report
-        self._encoder = _open_encoder(target.source, work)
+        self._encoder = open_encoder(target.source, work)
         self._longest = max(longest, LONGEST_WRITTEN)
         needed = max((len(self.encode(prompt)) for prompt in prompts), default=0) + self._longest
         self._capacity = min(target.config.context_length, max(_LEAST_CAPACITY, -(-needed // _WINDOW) * _WINDOW))
@@ -342,7 +342,7 @@ class TorchWriter:
             self._waiting.append(_AskedPlace(number, dialogue, asked._replace(longest=longest)))
 
 
-def _open_encoder(source: LoadedSource, work: Path) -> PromptEncoder:
+def open_encoder(source: LoadedSource, work: Path) -> PromptEncoder:
     """The prompt encoder of a source, whose tokenizer and chat template are written to a folder.
 
     Raises UnsuitedModel: It is no model that writes.

@@ -146,3 +146,20 @@ def test_what_was_written_is_stored_with_its_states_and_goes_on_after_an_interru
     last, rows = texts[-1], folder.states.rows()
     (wanted,) = writer.read([last.tokens], folder.layers)
     assert np.abs(rows[last.start : last.start + len(last.tokens)] - wanted).max() < 2e-2
+
+
+@pytest.mark.parametrize(("template", "can"), [(tiny.TEMPLATE, True), ("{{ messages[0].content }}", False)])
+def test_whether_the_target_writes_in_step_is_decided_once_by_its_template_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, can: bool
+) -> None:
+    override = {"tokenizer.chat_template": template}
+    tiny.write_gguf(tmp_path / "tiny.gguf", tiny.random_weights(), override=override)
+    folder = WorkFolder(tmp_path, read_source(tmp_path / "tiny.gguf"), TrainingOptions(device="cpu"))
+    run, precisions, free = TargetRun(folder, LocalSource(path=tmp_path), print), iter(["bf16", "fp32"]), 1 << 40
+    monkeypatch.setattr(target_run, "faster_precision", lambda device: next(precisions))
+    monkeypatch.setattr(target_run, "free_bytes", lambda device: free)
+    assert run._writes_in_step is can
+    free = 0
+    reader = run._open_in_torch([])
+    assert reader is not None
+    reader.close()

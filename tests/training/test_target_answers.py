@@ -168,7 +168,9 @@ def test_beside_stored_texts_prompts_of_its_own_end_with_their_share() -> None:
     assert [*target._mixed((), iter(range(100, 200)), 0.25, 2, 6)] == []
 
 
-def test_a_target_without_turns_writes_no_prompts(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with load(tiny_model, drafter="none") as engine:
-        monkeypatch.setattr(engine, "encode", lambda turns: np.frombuffer(turns[-1]["content"].encode(), np.uint8))
-        assert not PromptWriter(engine.encode).can_write
+@pytest.mark.parametrize(("before", "behind"), [("", ""), ("<", ""), ("", ">")])
+def test_a_target_without_turns_writes_no_prompts(before: str, behind: str) -> None:
+    def encode(turns: Turns) -> list[int]:
+        return [*f"{before}{turns[-1]['content']}{behind}".encode()]
+
+    assert not PromptWriter(encode).can_write

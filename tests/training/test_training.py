@@ -356,16 +356,13 @@ def test_too_little_memory_in_any_stage_ends_the_command_in_words(
 def test_a_target_whose_weights_a_gpu_has_no_room_for_is_not_read(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, free = (
-        TargetRun(WorkFolder(tmp_path, read_source(target), TrainingOptions()), LocalSource(path=target), print),
-        0,
-    )
+    folder, free = WorkFolder(tmp_path, read_source(target), TrainingOptions()), 0
     monkeypatch.setattr(WorkFolder, "device", "cuda")
     monkeypatch.setattr(target_run, "faster_precision", lambda device: "bf16")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 1 << 40))
-    assert "would need " in (run._why_not_torch or "")
+    assert "would need " in (TargetRun(folder, LocalSource(path=target), print)._why_not_torch or "")
     free = 1 << 30
-    assert run._why_not_torch is None
+    assert TargetRun(folder, LocalSource(path=target), print)._why_not_torch is None
 
 
 @pytest.mark.parametrize(("epochs", "whole"), [(1.0, False), (3.0, False), (1.0, True)])
