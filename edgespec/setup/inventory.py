@@ -22,7 +22,7 @@ from edgespec.setup.home import DeviceFacts, ModelHome
 from edgespec.setup.pair import DRAFTER, TARGET, part_folders, read_pair, require_pair_file
 from edgespec.setup.snapshot import Preview
 from edgespec.setup.source_names import near_names
-from edgespec.system.disk import explain_change, hold_lock
+from edgespec.system.disk import explain_change, hold_lock, replace_file
 from edgespec.system.file_hashes import verify_files
 
 _IN_USE = "close what uses it, or change the permissions of the folder that it lies in"
@@ -269,11 +269,27 @@ class Inventory:
         self.home.uses.forget(model)
         self.home.uses.mark(name)
         if manifest is not None:
-            names = manifest.name, name
-            answers = [answers_file(self.home.path / "memory", each, manifest.vocab_sha256) for each in names]
             with explain_change(f"give the stored answers of {model} its new name"), suppress(FileNotFoundError):
-                os.replace(*answers)
+                self._rename_answers(manifest, name)
         return folder
+
+    def _rename_answers(self, manifest: Manifest, name: str) -> None:
+        """Let a model that was renamed have its stored answers; another one that has them too keeps them."""
+        key, memory = (manifest.name, manifest.vocab_sha256), self.home.path / "memory"
+        old, new = answers_file(memory, *key), answers_file(memory, name, manifest.vocab_sha256)
+        others = (self.home.models / other for other in self.home.names())
+        if any(self._has_key(part, key) for folder in others for part in (folder, *part_folders(folder))):
+            replace_file(new, old.read_bytes())
+        else:
+            os.replace(old, new)
+
+    @staticmethod
+    def _has_key(folder: Path, key: tuple[str, str]) -> bool:
+        """True for a model folder that states a name and the hash of a vocabulary."""
+        with suppress(EdgeSpecError, OSError):
+            found = read_manifest(folder)
+            return (found.name, found.vocab_sha256) == key
+        return False
 
     def remove(self, model: str) -> tuple[Path, int]:
         """Delete a prepared model, and the downloads that only it was exported from.

@@ -358,7 +358,11 @@ def test_a_model_that_cannot_be_renamed_whole_keeps_its_name(
     assert read_manifest(home.models / "tiny").name == "tiny"
 
 
-def test_a_renamed_model_drafts_from_its_earlier_answers(home: ModelHome) -> None:
+@pytest.mark.parametrize("other", [None, "copy", "pair/target"])
+def test_a_renamed_model_drafts_from_its_earlier_answers(home: ModelHome, other: str | None) -> None:
+    """The target of a pair may have the name of a model, and has the answers of that too."""
+    if other:
+        shutil.copytree(home.models / "tiny", home.models / other)
     manifest = read_manifest(home.models / "tiny")
 
     def answers(name: str) -> AnswerCache:
@@ -370,7 +374,7 @@ def test_a_renamed_model_drafts_from_its_earlier_answers(home: ModelHome) -> Non
         old.save()
     Inventory(home).rename("tiny", "small")
     assert answers("small").read().tolist() == [5, 6, -1]
-    assert answers("tiny").read().tolist() == []
+    assert answers("tiny").read().tolist() == ([5, 6, -1] if other else [])
 
 
 def test_a_damaged_model_keeps_its_name(home: ModelHome) -> None:
