@@ -191,6 +191,7 @@ class _Response:
         self._asked, self._identity, self._answers = asked, identity, answers
         (self._request,) = answers.requests
         self._use = self._request.use
+        self._stated = self._use or ToolUse.parse(asked.tools)  # also where none may be called
         self._reason: str | None = None  # why the answer ended
         self._reasoning = reasoning_of(self._request)
         self._num_reasoning = 0  # tokens of reasoning that came so far
@@ -277,10 +278,10 @@ class _Response:
             "instructions": asked.instructions,
             "output": self.items.items if has_ended else [],
             "error": None,
-            "tools": _flat_tools(self._use),
-            "tool_choice": _flat_choice(self._use),
+            "tools": _flat_tools(self._stated),
+            "tool_choice": _flat_choice(self._use) if self._use else asked.tool_choice or "auto",
             "truncation": "disabled",
-            "parallel_tool_calls": self._use.is_parallel if self._use else True,
+            "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "text": {"format": (asked.text and asked.text.format) or {"type": "text"}},
             "top_p": sampling.top_p,
             "presence_penalty": sampling.presence_penalty,
@@ -315,10 +316,10 @@ def _flat_tools(use: ToolUse | None) -> list[dict[str, Any]]:
     ]
 
 
-def _flat_choice(use: ToolUse | None) -> str | dict[str, str]:
+def _flat_choice(use: ToolUse) -> str | dict[str, str]:
     """A choice of tools as /v1/responses states it."""
-    if use is None or use.choice in ("auto", "required"):
-        return "auto" if use is None else use.choice
+    if use.choice in ("auto", "required"):
+        return use.choice
     return {"type": "function", "name": use.choice}
 
 

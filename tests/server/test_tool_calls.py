@@ -177,7 +177,11 @@ def test_responses_have_calls_as_items(served: Served) -> None:
     assert message["content"][0]["text"] == "I look."
     assert (call["type"], call["status"], call["name"]) == ("function_call", "completed", "get_weather")
     assert call["arguments"] == '{"city": "Rome"}'
-    assert found["tools"] == [{**FLAT[0], "strict": False}]
+    flat = [{**FLAT[0], "strict": False}]
+    assert (found["tools"], found["tool_choice"]) == (flat, "auto")
+    none = {"model": "tiny", "input": "x", "tools": FLAT, "tool_choice": "none", "parallel_tool_calls": False}
+    echo = served.post(RESPONSES, none).json()
+    assert (echo["tools"], echo["tool_choice"], echo["parallel_tool_calls"]) == (flat, "none", False)
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
     items = [{"role": "user", "content": "Weather?"}, message, call, result]
     again = served.post(RESPONSES, {"model": "tiny", "input": items, "tools": FLAT}).json()
