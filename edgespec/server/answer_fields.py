@@ -222,8 +222,8 @@ def thinking_of(asked: TalkRequest, engine: Engine) -> bool | None:
     stated = (asked.chat_template_kwargs or {}).get(_SWITCH, getattr(asked, _SWITCH, None))
     if stated is not None and not isinstance(stated, bool):
         raise wrong(f"chat_template_kwargs.{_SWITCH}", f"is {stated!r:.40}; wanted true or false", _SWITCH)
-    if stated is None and _effort(asked) == "none":
-        stated = False
+    if stated is None and (effort := _effort(asked)):
+        stated = effort != "none"
     if stated is None and engine.preset:
         stated = engine.preset.think
     return stated if engine.can_switch_thinking else None

@@ -140,7 +140,7 @@ class ChatRequest(GenerationFields):
         a field of the request.
     thinking_budget: The most tokens of the reasoning, by Qwen's name; the two below it are those of vLLM and
         llama.cpp. -1 is no limit.
-    reasoning_effort: "none" turns it off; others are for the chat template, as that of gpt-oss has them.
+    reasoning_effort: "none" turns it off; others turn it on and are for the chat template, as that of gpt-oss.
     """
 
     messages: Annotated[list[ChatMessage], msgspec.Meta(max_length=MAX_MESSAGES)]

@@ -4,16 +4,18 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from scripted import scripted_engine
 from served import Served, home_with, serving
 
-from edgespec import UsageError
-from edgespec.server.answer_fields import template_options_of
+from edgespec import Preset, UsageError
+from edgespec.server.answer_fields import template_options_of, thinking_of
 from edgespec.server.messages import conversation_of
 from edgespec.server.model_names import ModelNames
+from edgespec.server.ollama_protocol import OllamaChat, OllamaGenerate
 from edgespec.server.protocol import ChatMessage, ChatRequest
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -151,6 +153,21 @@ def test_the_degree_of_reasoning_reaches_the_template() -> None:
     stated = {"reasoning_effort": "high", "enable_thinking": True}
     assert template_options_of(replace(asked, chat_template_kwargs=stated)) == {"reasoning_effort": "high"}
     assert template_options_of(replace(asked, reasoning_effort="none")) is None
+
+
+def test_a_degree_of_reasoning_turns_it_on_whatever_the_preset_says() -> None:
+    preset = Preset(name="brief", model="tiny", think=False)
+    engine: Any = SimpleNamespace(preset=preset, can_switch_thinking=True)
+    asked = ChatRequest(model="brief", messages=[])
+    assert thinking_of(asked, engine) is False
+    assert thinking_of(replace(asked, reasoning_effort="low"), engine) is True
+    assert thinking_of(replace(asked, reasoning_effort="low", enable_thinking=False), engine) is False
+    for request in (OllamaChat(think="high"), OllamaGenerate(think="high")):
+        stated = request.as_openai()
+        assert isinstance(stated, ChatRequest)
+        assert thinking_of(stated, engine) is True
+    engine.can_switch_thinking = False
+    assert thinking_of(replace(asked, reasoning_effort="low"), engine) is None
 
 
 def test_reasoning_that_a_client_sends_back_reaches_the_template(tiny_model: Path, tmp_path: Path) -> None:
