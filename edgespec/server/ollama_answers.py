@@ -51,7 +51,7 @@ async def _load(services: Services, request: Request, writer: "OllamaWriter") ->
     asked, closes = writer.asked, writer.keep_alive_s == 0
     name = await services.name_for(request, asked.model)
     loaded_as, _ = await in_thread(services.names.served_as, name)
-    if not closes or loaded_as in services.host.loaded:
+    if not closes or loaded_as in services.host:
         with services.admission.place(1):
             async with services.host.lease(loaded_as) as lease:
                 lease.keep(writer.keep_alive_s)

@@ -3,18 +3,21 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from threading import Event
 from time import sleep
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
 import tiny
 from embedding_models import write_folder
 from scripted import scripted_engine
-from served import Served, home_with, serving, table_engine
+from served import WAIT_S, Served, home_with, serving, table_engine
 from table_decoder import TableDecoder
 
 from edgespec import Engine, Inventory, SamplingParams, load
@@ -328,6 +331,28 @@ def test_keep_alive_says_how_long_a_model_stays_loaded(served: Served) -> None:
     served.wait_until(lambda: not loaded())
     assert served.post(CHAT, {"model": "tiny", "keep_alive": 0}).json()["message"]["content"] == ""
     assert loaded() == [], "a model that is not loaded is not loaded to be closed"
+
+
+def test_a_model_that_is_being_loaded_is_closed_once_it_is(tiny_model: Path, tmp_path: Path) -> None:
+    def open_engine(name: str) -> Engine:
+        assert may_load.wait(WAIT_S)
+        return table_engine(tiny_model)
+
+    def send(**fields: Any) -> Future[httpx2.Response]:
+        return pool.submit(served.post, GENERATE, {"model": "tiny", **fields})
+
+    may_load, names = Event(), ModelNames(home_with(tmp_path, tiny=tiny_model))
+    with serving(names, open_engine) as served, ThreadPoolExecutor(2) as pool:
+        host = served.services.host
+        loads = send()
+        served.wait_until(lambda: "tiny" in host)
+        closes = send(keep_alive=0)
+        served.wait_until(lambda: closes.done() or len(host._models["tiny"].leases) == 2)
+        has_waited = not closes.done()
+        may_load.set()
+        assert has_waited
+        assert [each.result().json()["done_reason"] for each in (loads, closes)] == ["load", "unload"]
+        served.wait_until(lambda: not host.loaded)
 
 
 @pytest.mark.parametrize(
