@@ -1,7 +1,7 @@
 """POST /v1/embeddings: vectors of texts, one after the other."""
 
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
@@ -45,19 +45,20 @@ async def embeddings(services: Services, request: Request) -> Response:
         usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens}
         return {"object": "list", "data": data, "model": found.model, "usage": usage}
 
-    return await respond_with_vectors(services, request, asked, document)
+    return await respond_with_vectors(services, request, asked, texts_of("input", asked.input), document)
 
 
 async def respond_with_vectors(
     services: Services,
     request: Request,
     asked: EmbeddingsRequest,
+    texts: Sequence[Text],
     write: Callable[[TextVectors], dict[str, Any]],
     keep_alive_s: float | None = DEFAULT_S,
     *,
     cuts: bool = False,
 ) -> Response:
-    """Make the vectors that a request asks for.
+    """Make the vectors that a request asks for; without texts its model is only loaded.
 
     Args:
         write: Makes the document of the response; called in a thread.
@@ -66,7 +67,6 @@ async def respond_with_vectors(
 
     Raises ApiError: 400, a text does not fit, or the request asks for what cannot be.
     """
-    texts = texts_of("input", asked.input)
     if len(texts) > services.limits.num_inputs:
         raise wrong("input", f"has {len(texts)} texts; wanted at most {services.limits.num_inputs}")
 

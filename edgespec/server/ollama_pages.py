@@ -19,7 +19,7 @@ from edgespec.server.model_names import LATEST, ServedModel
 from edgespec.server.ollama_answers import nanoseconds, timestamp
 from edgespec.server.ollama_protocol import OllamaEmbed, OllamaName, keep_alive_s
 from edgespec.server.pages import show_page
-from edgespec.server.protocol import EmbeddingsRequest
+from edgespec.server.protocol import EmbeddingsRequest, texts_of
 from edgespec.server.sse import LINES, line
 from edgespec.system.threads import in_thread
 
@@ -102,7 +102,7 @@ async def embeddings(services: Services, request: Request) -> Response:
     asked = await services.bodies.read(OllamaEmbed, request)
 
     def document(found: TextVectors) -> dict[str, Any]:
-        return {"embedding": found.vectors[0].tolist()}
+        return {"embedding": found.vectors[0].tolist() if found.vectors else []}
 
     return await _respond_with_vectors(services, request, asked, "prompt", document)
 
@@ -114,11 +114,12 @@ async def _respond_with_vectors(
     field: str,
     write: Callable[[TextVectors], dict[str, Any]],
 ) -> Response:
-    if not (texts := getattr(asked, field)):
-        raise wrong(field, "is missing or empty; give a text")
+    if (stated := getattr(asked, field)) is None:
+        raise wrong(field, "is missing; give a text, or an empty one to load the model")
+    texts = texts_of(field, stated) if stated else []
     wanted = EmbeddingsRequest(model=asked.model, input=texts, dimensions=asked.dimensions)
     cuts, keep = asked.truncate is not False, keep_alive_s(asked.keep_alive)
-    return await respond_with_vectors(services, request, wanted, write, keep, cuts=cuts)
+    return await respond_with_vectors(services, request, wanted, texts, write, keep, cuts=cuts)
 
 
 def _entry(model: ServedModel) -> dict[str, Any]:

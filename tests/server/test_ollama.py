@@ -235,7 +235,8 @@ def test_calls_of_tools_are_objects_and_their_results_are_read(calling: Served) 
         (CHAT, {"keep_alive": "soon"}, "keep_alive is 'soon'; wanted seconds, or a time such as 5m"),
         (CHAT, {"messages": [{"role": "user", "content": "the " * 3000}]}, "tokens"),
         ("/api/embed", {"input": "x"}, "a vector of a text needs one that was trained for embeddings"),
-        ("/api/embed", {"input": ""}, "input is missing or empty"),
+        ("/api/embed", {}, "input is missing; give a text, or an empty one to load the model"),
+        ("/api/embed", {"input": ""}, "a vector of a text needs one that was trained for embeddings"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_words(
@@ -407,6 +408,9 @@ def test_vectors_are_those_of_the_other_api_and_long_texts_are_cut(tmp_path: Pat
         assert found["prompt_eval_count"] == wanted["usage"]["prompt_tokens"]
         older = served.post("/api/embeddings", {"model": "vectors", "prompt": "in"}).json()
         assert np.allclose(older["embedding"], found["embeddings"][1], atol=1e-6)
+        for nothing in ("", []):
+            assert served.post("/api/embed", {"model": "vectors", "input": nothing}).json()["embeddings"] == []
+        assert served.post("/api/embeddings", {"model": "vectors", "prompt": ""}).json() == {"embedding": []}
         long = {"model": "vectors", "input": "the " * 5000, "dimensions": 3}
         cut = served.post("/api/embed", long).json()
         context = served.services.host.hosted["vectors"].engine.embedder.context_length
