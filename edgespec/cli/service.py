@@ -4,6 +4,7 @@ import argparse
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,7 +88,11 @@ def _install(options: argparse.Namespace) -> None:
         for command in manager.install:
             _run(command)
     except BaseException:  # Ctrl-C too: half a service is none
-        manager.path.unlink(missing_ok=True)
+        try:
+            _try(manager.stop, *manager.uninstall)
+        finally:
+            manager.path.unlink(missing_ok=True)
+        _try(*manager.forget)
         raise
     print_result(options, {"path": str(manager.path), "url": url}, url)
     info(f"installed {manager.path}; edgespec service status says whether it runs, edgespec service logs why not")
@@ -131,6 +136,8 @@ def _variables(manager: "ServiceManager") -> dict[str, str]:
     found |= {
         name: os.path.abspath(found[name]) for name in ("EDGESPEC_CONFIG", "EDGESPEC_HOME") if found.get(name)
     }
+    if found.get("EDGESPEC_DRAFTER"):
+        found["EDGESPEC_DRAFTER"] = checked_name("drafter", found["EDGESPEC_DRAFTER"])
     if found and manager.name == "the Task Scheduler":
         info(f"a task has the variables of your account alone; set these with setx: {', '.join(found)}")
     return found
@@ -145,22 +152,28 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _start(options: argparse.Namespace) -> None:
-    _change(options, _installed().start, "started")
+    manager = _installed()
+    is_loaded, is_running = _state(manager) if manager.wake else (False, False)
+    if not is_running:
+        _run(manager.wake if is_loaded else manager.start)
+    _print_done(options, "started")
 
 
 def _stop(options: argparse.Namespace) -> None:
-    _change(options, _installed().stop, "stopped")
+    manager = _installed()
+    if not manager.wake or _state(manager)[0]:
+        _run(manager.stop)
+    _print_done(options, "stopped")
 
 
-def _change(options: argparse.Namespace, command: "Command", done: str) -> None:
-    _run(command)
+def _print_done(options: argparse.Namespace, done: str) -> None:
     print_result(options, {"done": done}, f"the server is {done}")
 
 
 def _status(options: argparse.Namespace) -> int:
     manager = _find()
     is_installed = manager.path.exists()
-    is_running = is_installed and _call(manager.ask).returncode == 0
+    is_running = is_installed and _state(manager)[1]
     document = {
         "manager": manager.name,
         "path": str(manager.path),
@@ -185,15 +198,18 @@ def _logs(options: argparse.Namespace) -> int:
 def _uninstall(options: argparse.Namespace) -> None:
     manager = _find() if options.dry_run else _installed()
     if options.dry_run:
-        commands = [join_words(command) for command in (manager.stop, *manager.uninstall)]
+        commands = [join_words(command) for command in (manager.stop, *manager.uninstall, *manager.forget)]
         document = {"path": str(manager.path), "commands": commands}
-        print_result(options, document, *commands, f"# then {manager.path} is removed")
+        first = len(commands) - len(manager.forget)
+        print_result(options, document, *commands[:first], f"# then {manager.path} is removed", *commands[first:])
         return
-    if _call(manager.ask).returncode == 0:
+    if _state(manager)[0]:
         _run(manager.stop)
     for command in manager.uninstall:
         _run(command)
     manager.path.unlink(missing_ok=True)
+    for command in manager.forget:
+        _run(command)
     print_result(options, {"removed": str(manager.path)}, f"removed {manager.path}")
 
 
@@ -213,6 +229,19 @@ def _installed() -> "ServiceManager":
     return manager
 
 
+def _state(manager: "ServiceManager") -> tuple[bool, bool]:
+    """Whether the service is loaded, and whether it runs."""
+    done = _call(manager.ask)
+    is_loaded = done.returncode == 0
+    return is_loaded, is_loaded and manager.running in done.stdout
+
+
+def _try(*commands: "Command") -> None:
+    for command in commands:
+        with suppress(EdgeSpecError):
+            _call(command)
+
+
 def _run(command: "Command") -> None:
     """Raises EdgeSpecError: The command fails."""
     done = _call(command)
@@ -223,7 +252,9 @@ def _run(command: "Command") -> None:
 
 def _call(command: "Command") -> "subprocess.CompletedProcess[str]":
     try:
-        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_WAIT_S)
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_WAIT_S
+        )
     except FileNotFoundError:
         raise EdgeSpecError(
             f"{command[0]} is not there, by which edgespec has this system run the server; have what starts "

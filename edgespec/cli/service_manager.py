@@ -42,7 +42,10 @@ class ServiceManager:
     describe: Makes the content of this file.
     install: Commands once the file is written; the service runs then.
     uninstall: Commands before the file is removed, once the service has stopped.
-    ask: A command that ends with 0 if the service runs.
+    forget: Commands once the file is removed.
+    ask: A command that ends with 0 if the service runs, and has a certain text in its output.
+    running: This text. Without it a service that ends with 0 is loaded, but does not run.
+    wake: Starts a service that is loaded; none where start and stop do in any state.
     logs: The command that prints so many of the last lines, and goes on with new ones if it follows.
     """
 
@@ -55,6 +58,9 @@ class ServiceManager:
     uninstall: tuple[Command, ...]
     ask: Command
     logs: Callable[[int, bool], Command]
+    forget: tuple[Command, ...] = ()
+    running: str = ""
+    wake: Command = ()
 
 
 def find_manager(platform: str = sys.platform) -> ServiceManager:
@@ -72,7 +78,9 @@ def _systemd() -> ServiceManager:
         install=((*control, "daemon-reload"), (*control, "enable", "--now", unit)),
         start=(*control, "start", unit),
         stop=(*control, "stop", unit),
-        uninstall=((*control, "disable", unit),),
+        # --now: a service that waits for its next start is not active, and would be started all the same.
+        uninstall=((*control, "disable", "--now", unit),),
+        forget=((*control, "daemon-reload"),),
         ask=(*control, "is-active", "--quiet", unit),
         logs=lambda num, follows: (
             *("journalctl", "--user", "--unit", unit, "--lines", str(num), "--no-pager"),
@@ -119,8 +127,9 @@ def _launchd() -> ServiceManager:
     label, log = "edgespec.serve", Path.home() / "Library" / "Logs" / "edgespec.log"
     path = Path.home() / "Library" / "LaunchAgents" / f"{label}.plist"
     domain = f"gui/{os.getuid() if sys.platform != 'win32' else 0}"
+    job = f"{domain}/{label}"
     # A stopped job would be restarted, since a signal is its end: so it is unloaded.
-    begin, end = ("launchctl", "bootstrap", domain, str(path)), ("launchctl", "bootout", f"{domain}/{label}")
+    begin, end = ("launchctl", "bootstrap", domain, str(path)), ("launchctl", "bootout", job)
 
     def describe(program: ServiceProgram) -> bytes:
         return plistlib.dumps(
@@ -145,7 +154,9 @@ def _launchd() -> ServiceManager:
         start=begin,
         stop=end,
         uninstall=(),
-        ask=("launchctl", "print", f"{domain}/{label}"),
+        ask=("launchctl", "print", job),
+        running="state = running",
+        wake=("launchctl", "kickstart", job),
         logs=lambda num, follows: ("tail", "-n", str(num), *(["-F"] if follows else []), str(log)),
     )
 
@@ -159,8 +170,8 @@ def _task_scheduler() -> ServiceManager:
     return ServiceManager(
         name="the Task Scheduler",
         path=path,
-        describe=lambda program: _task([*program.words, "--log", str(log)]),
-        install=(("schtasks", "/Create", *task, "/XML", str(path)), ("schtasks", "/Run", *task)),
+        describe=lambda program: _task(_with_log(program.words, log)),
+        install=(("schtasks", "/Create", *task, "/XML", str(path), "/F"), ("schtasks", "/Run", *task)),
         start=("schtasks", "/Run", *task),
         stop=("schtasks", "/End", *task),
         uninstall=(("schtasks", "/Delete", *task, "/F"),),
@@ -170,6 +181,12 @@ def _task_scheduler() -> ServiceManager:
             f"Get-Content -LiteralPath '{quoted}' -Encoding UTF8 -Tail {num}{' -Wait' if follows else ''}",
         ),
     )
+
+
+def _with_log(words: Command, log: Path) -> list[str]:
+    # Right behind the command, as what follows a -- would be no option.
+    behind = words.index("serve") + 1
+    return [*words[:behind], "--log", str(log), *words[behind:]]
 
 
 def _task(words: list[str]) -> bytes:

@@ -3,6 +3,7 @@
 import json
 import os
 import plistlib
+import shlex
 import shutil
 import socket
 import subprocess
@@ -77,7 +78,11 @@ needs_shell = pytest.mark.skipif(sys.platform == "win32", reason="the imitated s
 
 @needs_shell
 def test_a_service_is_installed_asked_and_removed(
-    systemctl: Callable[[], list[str]], tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    systemctl: Callable[[], list[str]],
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     port = free_port()
     path = tmp_path / "settings" / "systemd" / "user" / "edgespec.service"
@@ -103,15 +108,17 @@ def test_a_service_is_installed_asked_and_removed(
     assert "edgespec service uninstall" in capsys.readouterr().err
     assert main(["service", "status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["running"]
-    for action in (["stop"], ["start"], ["logs", "--lines", "3"], ["uninstall"]):
+    for action in (["stop"], ["start"], ["logs", "--lines", "3"]):
         assert main(["service", *action]) == 0
+    monkeypatch.setenv("FAILS", "is-active")  # as while it waits for its next start
+    assert main(["service", "uninstall"]) == 0
     assert systemctl()[3:] == [
         "systemctl --user stop edgespec.service",
         "systemctl --user start edgespec.service",
         "journalctl --user --unit edgespec.service --lines 3 --no-pager",
         "systemctl --user is-active --quiet edgespec.service",
-        "systemctl --user stop edgespec.service",
-        "systemctl --user disable edgespec.service",
+        "systemctl --user disable --now edgespec.service",
+        "systemctl --user daemon-reload",
     ]
     assert not path.exists()
     assert main(["service", "stop"]) == 2
@@ -133,6 +140,46 @@ def test_a_session_without_systemd_leaves_nothing_and_says_what_to_do(
     assert NO_BUS in said
     assert "loginctl enable-linger" in said
     assert not (tmp_path / "settings" / "systemd" / "user" / "edgespec.service").exists()
+    assert systemctl()[-3:] == [
+        "systemctl --user stop edgespec.service",
+        "systemctl --user disable --now edgespec.service",
+        "systemctl --user daemon-reload",
+    ]
+
+
+@needs_shell
+def test_launchd_is_asked_for_the_state_before_it_changes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state, tool = tmp_path / "state", tmp_path / "launchctl"
+    tool.write_text(
+        f'#!/bin/sh\nstate=$(cat "{state}")\n'
+        'case "$1 $state" in\n'
+        f'"bootstrap none"|kickstart*waiting) echo running > "{state}";;\n'
+        f'"bootout running"|"bootout waiting") echo none > "{state}";;\n'
+        '"print running"|"print waiting") echo "state = $state";;\n'
+        "*) exit 5;;\nesac\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    manager = find_manager("darwin")
+    monkeypatch.setattr(service_manager, "find_manager", lambda: manager)
+    state.write_text("none\n")
+    assert main(["service", "install", "--port", str(free_port())]) == 0
+    for before, action, code, then in [
+        ("running", "start", 0, "running"),
+        ("waiting", "status", 1, "waiting"),
+        ("waiting", "start", 0, "running"),
+        ("running", "status", 0, "running"),
+        ("waiting", "stop", 0, "none"),
+        ("none", "stop", 0, "none"),
+        ("none", "start", 0, "running"),
+        ("waiting", "uninstall", 0, "none"),
+    ]:
+        state.write_text(f"{before}\n")
+        assert (before, action, main(["service", action])) == (before, action, code)
+        assert state.read_text() == f"{then}\n"
+    assert not manager.path.exists()
 
 
 @pytest.mark.parametrize(
@@ -188,6 +235,29 @@ def test_a_dry_run_shows_file_and_commands_and_changes_nothing(
         assert [each.name for each in tmp_path.iterdir()] == []
 
 
+def test_a_task_of_windows_is_a_command_that_serve_takes(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manager = find_manager("win32")
+    monkeypatch.setattr(service_manager, "find_manager", lambda: manager)
+    assert main(["service", "install", str(tiny_model), "--dry-run", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["commands"][0].endswith(" /F")  # over what an install that was killed has left
+    written = next(each.text for each in ElementTree.fromstring(document["content"]).iter() if "Arg" in each.tag)
+    started = command_parser().parse_args(shlex.split(written or "")[3:])
+    assert (started.command, started.model) == ("serve", str(tiny_model))
+    assert str(started.log) == str(manager.path.with_name("service.log"))
+
+
+def test_a_drafter_of_the_environment_is_written_as_a_whole_path(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tiny_model.parent)
+    monkeypatch.setenv("EDGESPEC_DRAFTER", f"./{tiny_model.name}")
+    assert main(["service", "install", str(tiny_model), "--dry-run"]) == 0
+    assert f"EDGESPEC_DRAFTER={tiny_model}" in capsys.readouterr().out
+
+
 def content(manager: ServiceManager, words: tuple[str, ...]) -> bytes:
     return manager.describe(ServiceProgram(words, {"EDGESPEC_HOME": "/a b/100%"}))
 
@@ -205,7 +275,8 @@ def test_odd_words_reach_each_system_whole() -> None:
     root = ElementTree.fromstring(content(task, (ODD[0], "serve", 'a "b" <&>', "ü")))
     found = {each.tag.rpartition("}")[2]: each.text for each in root.iter()}
     assert found["Command"] == ODD[0]
-    assert (found["Arguments"] or "").startswith('serve "a \\"b\\" <&>" ü --log ')
+    assert (found["Arguments"] or "").startswith("serve --log ")
+    assert (found["Arguments"] or "").endswith(' "a \\"b\\" <&>" ü')
     assert found["ExecutionTimeLimit"] == "PT0S"
 
 
