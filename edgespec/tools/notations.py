@@ -216,10 +216,17 @@ def _json_call(body: JsonBody, call: WrittenCall) -> dict[str, Any]:
 
 
 def _python(call: WrittenCall) -> str:
-    given = (
-        f"{key}={_json(value) if isinstance(value, str) else repr(value)}" for key, value in call.arguments.items()
-    )
-    return f"{call.name}({', '.join(given)})"
+    return f"{call.name}({', '.join(f'{key}={_python_value(value)}' for key, value in call.arguments.items())})"
+
+
+def _python_value(value: Any) -> str:
+    if isinstance(value, str):
+        return _json(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_json(key)}: {_python_value(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_python_value, value)) + "]"
+    return repr(value)
 
 
 def _pairs(value: Any, quote: str) -> str:

@@ -1,5 +1,6 @@
 """Calls in answers of each family, whole and cut at every place."""
 
+import ast
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -78,6 +79,15 @@ def test_calls_that_a_family_writes_are_found_wherever_they_are_cut(format: Call
     assert found == [(call.name, dict(call.arguments)) for call in calls]
     assert all(json.loads(each) for each in arguments)
     assert text == ""
+
+
+@pytest.mark.parametrize("format", [each for each in FORMATS if isinstance(each.body, PythonBody)])
+def test_texts_within_lists_are_written_to_the_letter_in_python(format: CallFormat) -> None:
+    value = {"👩\u200d👧": ["<\ue000|end|>", "a\u00a0b", [True, None, 1.5]], "'": '"\n\\'}
+    written = write_calls(format, [WrittenCall("f", {"x": value})])
+    assert "<\ue000|end|>" in written
+    assert "a\u00a0b" in written
+    assert ast.literal_eval(written[written.index("{") : written.rindex("}") + 1]) == value
 
 
 @pytest.mark.parametrize("holds", [True, False])
