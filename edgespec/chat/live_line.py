@@ -164,14 +164,17 @@ class LiveLine(TextIOBase):
 
     def _draw(self) -> None:
         columns, rows = self._size()
-        # In the last column a terminal waits with the break for the next character, and forgets that if moved.
-        is_at_edge = self._column >= columns and (not self._is_ascii or self._column % columns == 0)
-        if columns >= _MIN_COLUMNS and rows >= _MIN_ROWS and not is_at_edge and not self._is_shown:
+        has_room = columns >= _MIN_COLUMNS and rows >= _MIN_ROWS
+        if has_room and not self._is_at_edge(columns) and not self._is_shown:
             self._format_line(columns)
             self._begin_update()
             self._stream.write(f"{_MAKE_ROOM}{_SAVE_CURSOR}\x1b[B\r{_DIM}{self._line}{_PLAIN}{_RESTORE_CURSOR}")
             self._is_shown = True
         self._end_update()
+
+    def _is_at_edge(self, columns: int) -> bool:
+        # In the last column a terminal waits with the break for the next character, and forgets that if moved.
+        return self._column >= columns and (not self._is_ascii or self._column % columns == 0)
 
     def _format_line(self, columns: int) -> None:
         now_s = self._clock()

@@ -122,6 +122,14 @@ def test_the_line_is_not_drawn_where_a_break_is_due() -> None:
     assert LINE in stream.getvalue()
 
 
+def test_a_terminal_without_a_size_gets_the_text_alone() -> None:
+    stream = io.StringIO()
+    line = line_on(stream, columns=0, rows=0)
+    line.write("text")
+    line.flush()
+    assert stream.getvalue() == "text"
+
+
 def test_figures_are_asked_for_a_few_times_a_second_at_most() -> None:
     stream, clock = io.StringIO(), VirtualClock()
     asked: list[float] = []
