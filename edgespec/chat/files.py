@@ -177,6 +177,7 @@ class AutosaveFile:
 
     def start_new_file(self) -> None:
         """Leave the file as it is; the next write makes another one."""
+        self._mark.close()
         self.path, self._seen = None, None
 
     def _write(self, transcript: Transcript) -> Transcript:

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from itertools import chain, count
 from pathlib import Path
@@ -90,9 +91,13 @@ def _read_all(folder: Path) -> Iterator[SavedChat]:
 
 def find_latest(folder: Path) -> Path | None:
     """The conversation in a folder that was written last, and that no running chat writes; it may be damaged."""
-    written = sorted(((path.lstat().st_mtime, path) for path in folder.glob(f"*{SUFFIX}")), reverse=True)
+    written: list[tuple[float, Path]] = []
+    for path in folder.glob(f"*{SUFFIX}"):
+        with suppress(OSError):  # it was deleted meanwhile
+            written.append((path.lstat().st_mtime, path))
     empty = {each.path for each in _read_all(folder) if each.is_empty}
-    return next((path for _, path in written if path not in empty and not is_running(path)), None)
+    latest_first = (path for _, path in sorted(written, reverse=True))
+    return next((path for path in latest_first if path not in empty and not is_running(path)), None)
 
 
 def running_mark(path: Path) -> Path:

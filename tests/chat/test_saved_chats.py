@@ -10,7 +10,8 @@ import pytest
 
 from edgespec import Message
 from edgespec.chat.attachments import Attachment, join_message
-from edgespec.chat.saved_chats import describe_chats, find_chat, find_latest, list_chats
+from edgespec.chat.files import AutosaveFile
+from edgespec.chat.saved_chats import describe_chats, find_chat, find_latest, list_chats, running_mark
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import UsageError
 
@@ -96,6 +97,24 @@ sys.stdin.readline()
         other.kill()
         other.wait()
     assert find_latest(folder) == folder / "b.jsonl"
+
+
+def test_the_latest_chat_is_found_where_another_is_deleted_meanwhile(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [folder / "deleted.jsonl", *folder.glob("*.jsonl")]
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter(found))
+    assert find_latest(folder) == folder / "b.jsonl"
+
+
+def test_a_chat_that_begins_a_new_file_leaves_the_old_one_to_others(tmp_path: Path) -> None:
+    file = AutosaveFile(tmp_path / "chats", pytest.fail)
+    file.write(Transcript(messages=(Message("user", "a"),)))
+    assert file.path is not None
+    mark = running_mark(file.path)
+    assert mark.exists()
+    file.start_new_file()
+    assert not mark.exists()
 
 
 def test_titles_are_what_was_typed_and_empty_chats_are_not_listed(tmp_path: Path) -> None:
