@@ -115,6 +115,11 @@ class Engine:
         self._caches.forget()
 
     @property
+    def drafter_sha256(self) -> tuple[str, ...]:
+        """Of the weights of each drafter model, as its folder records it."""
+        return self._drafting.sha256
+
+    @property
     def prefix_key(self) -> str | None:
         """All that files of save_prefix depend on beside their tokens; None where it cannot write any."""
         return find_key(self.target)

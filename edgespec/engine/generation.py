@@ -75,6 +75,7 @@ class OpenDrafters:
 
     answers: Where answers are stored for later drafts, if they are. learner: Learns from answers, if one does.
     counter: Counts answers, if they are counted. held: Other programs see by it that the models are open.
+    sha256: Of the weights of the drafter models.
     """
 
     speculation: Speculation = field(default_factory=Speculation)
@@ -83,6 +84,7 @@ class OpenDrafters:
     learner: IdleLearner | None = None
     counter: UsageCounter | None = None
     held: ExitStack = field(default_factory=ExitStack)
+    sha256: tuple[str, ...] = ()
 
     def report(self) -> None:
         """Report what has changed in the time without answers."""

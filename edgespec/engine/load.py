@@ -252,7 +252,13 @@ def _open_models(setup: Setup, undone: ExitStack) -> tuple[LoadedModel, TargetCa
     usage = UsageFile(setup.home.path), target.manifest.name, setup.placement.device.name, wish.report
     counter = UsageCounter(*usage) if wish.usage else None
     drafters = OpenDrafters(
-        speculation=speculation, pool=pool, answers=answers, learner=learner, counter=counter, held=held
+        speculation=speculation,
+        pool=pool,
+        answers=answers,
+        learner=learner,
+        counter=counter,
+        held=held,
+        sha256=tuple(each.manifest.weights_sha256 for each in setup.models),
     )
     return model, caches, drafters
 

@@ -97,10 +97,11 @@ def measure(
     """
     speculation = engine.speculation
     speculation.save = lambda learned: None
-    setup = _describe_setup(engine, prompts, plain, max_tokens, sampling, rounds, learned)
     rates = dict(speculation.rates) if learned == "stored" else {}
     plain_engine = plain or engine.plain()
     panel = Panel(peers, plain_engine, report)
+    compared = [peer.engine for peer in panel.own]
+    setup = _describe_setup(engine, prompts, plain, compared, max_tokens, sampling, rounds, learned)
     run = _BenchRun(plain_engine, engine, max_tokens, sampling, rates, panel, report)
     done = list(journal.units.values()) if journal else []
     known_texts = [turn["text"] for unit in done for turn in unit["turns"]]
@@ -139,19 +140,20 @@ def _describe_setup(
     engine: Engine,
     prompts: Sequence[BenchPrompt],
     plain: Engine | None,
+    compared: Sequence[Engine],
     max_tokens: int,
     sampling: SamplingParams,
     rounds: int,
     learned: Learned,
 ) -> BenchSetup:
-    """The setup of a run; arguments as in measure()."""
-    weights = engine.manifest.files.get(engine.manifest.weights)
+    """The setup of a run; compared: Engines of --compare, other arguments as in measure()."""
     return {
         "model": engine.manifest.name,
-        "weights_sha256": weights.sha256 if weights else "",
+        "weights_sha256": engine.manifest.weights_sha256,
         "machine": f"{platform.machine()} {platform.system()}, {engine.device_names[0]}",
         "version": VERSION,
         "drafter": engine.speculation.name,
+        "drafter_sha256": [each for one in (engine, *compared) for each in one.drafter_sha256],
         "devices": list(engine.device_names),
         "deterministic": engine.is_deterministic,
         "prompts": len(prompts),

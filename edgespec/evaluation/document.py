@@ -241,10 +241,12 @@ class BenchSetup(TypedDict, total=False):
     mode: "deterministic" where the text does not depend on the drafter to the byte; else "not deterministic".
     learned: Acceptance rates at the start of each round: "fresh", or "stored" as earlier sessions left them.
     weights_sha256: Of the model; empty where its folder records none.
+    drafter_sha256: Of the weights of the drafter models, then of those of --compare.
     """
 
     model: Required[str]
     weights_sha256: str
+    drafter_sha256: list[str]
     machine: Required[str]
     version: int
     drafter: str

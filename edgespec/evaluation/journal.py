@@ -112,6 +112,7 @@ def _lasting(setup: BenchSetup) -> dict[str, Any]:
         "model": setup["model"],
         "weights_sha256": setup.get("weights_sha256"),
         "drafter": setup.get("drafter"),
+        "drafter_sha256": setup.get("drafter_sha256") or None,  # unknown in older files
         "devices": setup.get("devices"),
         "mode": setup.get("mode"),
         "plain": setup.get("plain"),

@@ -56,7 +56,7 @@ class EnginePeer:
         self, engine: Engine, way: str, version: str, sampling: SamplingParams, rates: Rates = MappingProxyType({})
     ) -> None:
         self.name, self.way, self.version = OWN_NAME, way, version
-        self._engine, self._sampling, self._rates = engine, sampling, dict(rates)
+        self.engine, self._sampling, self._rates = engine, sampling, dict(rates)
         engine.speculation.save = lambda learned: None
 
     @property
@@ -65,7 +65,7 @@ class EnginePeer:
         return peak_rss_bytes()
 
     def answer(self, messages: Sequence[Message], tokens: Sequence[int], max_tokens: int) -> PeerReply:
-        timed = time_answer(self._engine, messages, max_tokens, self._sampling)
+        timed = time_answer(self.engine, messages, max_tokens, self._sampling)
         made = timed.completion
         return PeerReply(
             made.text, timed.num_decoded, timed.decode_s, timed.first_s, made.token_ids, timed.record()
@@ -73,10 +73,10 @@ class EnginePeer:
 
     def begin_round(self) -> None:
         """Forget what answers of earlier rounds have taught."""
-        self._engine.speculation.rates = dict(self._rates)
+        self.engine.speculation.rates = dict(self._rates)
 
     def begin_prompt(self) -> None:
-        clear_cache(self._engine)
+        clear_cache(self.engine)
 
 
 class Panel:

@@ -351,6 +351,11 @@ class Manifest:
     def weights_bytes(self) -> int:
         return self.files[self.weights].bytes
 
+    @property
+    def weights_sha256(self) -> str:
+        """Of the file of the weights; empty where the manifest records none."""
+        return self.files[self.weights].sha256 if self.weights in self.files else ""
+
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write edgespec.json into a folder. Raises OSError: It cannot be written, and is as it was."""

@@ -319,7 +319,5 @@ async def merge(
 
 def _fingerprint(engine: Engine) -> str:
     """A name of all that decides the text of a seed: the model's weights, and its device."""
-    manifest = engine.manifest
-    weights = manifest.files.get(manifest.weights)
-    key = weights.sha256 if weights else manifest.vocab_sha256
+    key = engine.manifest.weights_sha256 or engine.manifest.vocab_sha256
     return f"{key[:12]}-{engine.device_names[0]}"

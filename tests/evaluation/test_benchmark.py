@@ -1,7 +1,11 @@
 import errno
 import json
+import re
+import shutil
 from argparse import Namespace
 from contextlib import suppress
+from dataclasses import replace
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from time import sleep
@@ -25,6 +29,7 @@ from edgespec.evaluation.results import build_document, speed_of
 from edgespec.evaluation.table import table
 from edgespec.evaluation.timed_answer import TimedAnswer, time_answer
 from edgespec.export.convert import export_model
+from edgespec.manifest import read_manifest, write_manifest
 from edgespec.setup.profile import read_learned_stats
 from edgespec.system.system_info import peak_rss_bytes
 from edgespec.text.chat_template import Message
@@ -241,6 +246,29 @@ def test_bench_goes_on_with_a_file_and_shows_it(
     assert capsys.readouterr().out == first
     assert main([*command, "--temperature", "1"]) == 2
     assert "was begun with temperature 0.0, and this run has 1.0" in capsys.readouterr().err
+
+
+def test_bench_does_not_go_on_with_a_drafter_that_was_trained_further(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, tiny_drafter: Path, prompts: Path, tmp_path: Path
+) -> None:
+    drafters = [shutil.copytree(tiny_drafter, tmp_path / name) for name in ("head", "other")]
+    options = ["--prompts", str(prompts), "--per-category", "1", "--max-tokens", "4", "--draft-length", "2"]
+    options += ["--drafter", str(drafters[0]), "--compare", str(drafters[1]), "--resume", str(tmp_path / "run")]
+    command = ["bench", str(tiny_model), *options, "--rounds"]
+    assert main([*command, "1"]) == 0
+    for folder in drafters:
+        manifest = read_manifest(folder)
+        weights, record = folder / manifest.weights, manifest.files[manifest.weights]
+        content = weights.read_bytes()
+        weights.write_bytes(trained := content[:-1] + bytes([content[-1] ^ 1]))
+        changed = replace(record, sha256=sha256(trained).hexdigest())
+        write_manifest(folder, replace(manifest, files={**manifest.files, manifest.weights: changed}))
+        capsys.readouterr()
+        assert main([*command, "2"]) == 2
+        wanted = rf'was begun with drafter_sha256 \[".*{record.sha256}.*has \[.*"{changed.sha256}'
+        assert re.search(wanted, capsys.readouterr().err)
+        weights.write_bytes(content)
+        write_manifest(folder, manifest)
 
 
 def test_both_modes_are_measured_next_to_each_other(
