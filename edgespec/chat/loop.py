@@ -242,11 +242,11 @@ def _answer(session: ChatSession, reply: Reply, *, shows_begun: bool = False) ->
             session.record(_print_reply(session, reply, session.info, reply.begun if shows_begun else ""))
     finally:
         session.save()
-    if reply.text or not session.conversation.calls:
+    if reply.text or not reply.calls:
         session.info("")
     if session.has_spent_budget:
         session.info(f"(it thought for {session.conversation.thinking_budget} tokens, which is its budget)")
-    if session.conversation.calls:
+    if reply.calls:
         return
     if session.view == "drafted" and is_plain(sys.stdout):
         origins = Counter(origin for chunk in session.answer for origin in chunk.origins)
@@ -271,7 +271,10 @@ def _answer(session: ChatSession, reply: Reply, *, shows_begun: bool = False) ->
             if reason == "cancelled"
             else format_stop(reason) or "there is no answer"
         )
-        session.info(f"{why}; /retry asks again, or send another message instead of this one")
+        what = "/retry asks again, or send another message instead of this one"
+        if session.conversation.rounds[-1].answer or session.conversation.calls:
+            what = "the answer before it stays"
+        session.info(f"{why}; {what}")
 
 
 @contextmanager

@@ -29,7 +29,9 @@ def replies_to_results(session: ChatSession) -> Iterator[Reply]:
     Raises ContextOverflow: There is no room for any result.
     """
     for num_rounds in count(1):
-        if not (calls := session.conversation.calls):
+        # Those of an older answer stay where another one in its place has no word; they are not run.
+        is_asked = session.last is not None and session.last.finish_reason == "tool_calls"
+        if not is_asked or not (calls := session.conversation.calls):
             if num_lost := sum(
                 isinstance(event, CallEnd) for chunk in session.answer for event in chunk.tool_calls
             ):

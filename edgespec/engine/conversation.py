@@ -29,12 +29,13 @@ _FREED_SHARE = 0.25
 
 
 class _Answered(NamedTuple):
-    """A round whose message is answered again, and how its answer was made."""
+    """A round whose message is answered again, how its answer was made, and the calls that it ended with."""
 
     round: Round
     num_tries: int
     begun: str
     is_written: bool
+    asked: CallMessage | None
 
 
 class Conversation:
@@ -167,9 +168,10 @@ class Conversation:
             if not self._rounds:
                 raise UsageError("there is nothing to answer yet; send a message first")
             tries = self._num_tries + (not self._is_unanswered or self._asked is not None)
-            before = _Answered(self._rounds[-1], self._num_tries, self._begun, is_written=self._is_written)
-            reply = self._begin([*self._rounds[:-1], Round(before.round.user, None)], tries, options)
-            self._replaced = None if before.round.answer is None else before
+            last, asked = self._rounds[-1], self._asked
+            before = _Answered(last, self._num_tries, self._begun, is_written=self._is_written, asked=asked)
+            reply = self._begin([*self._rounds[:-1], Round(last.user, None)], tries, options)
+            self._replaced = before
             return reply
 
     @lists_options
@@ -288,7 +290,7 @@ class Conversation:
     def redo(self, removed: Round) -> None:
         """Put back what undo removed. Raises UsageError: It is no Round."""
         require_kind("removed", removed, Round, "a Round, which undo returned")
-        self._rounds.append(removed)
+        self._restore([*self._rounds, removed], self._num_dropped)
 
     def clear(self) -> None:
         """Forget everything except the system message."""
@@ -300,8 +302,11 @@ class Conversation:
         An answer that is being generated is in it as far as it came, as if it were cancelled.
         """
         rounds = self._rounds
-        if self._is_unanswered and self._asked is None and (made := self._made):
-            rounds = [*rounds[:-1], rounds[-1]._replace(answer=made, cut_short="cancelled")]
+        if self._is_unanswered and self._asked is None:
+            if made := self._made:
+                rounds = [*rounds[:-1], rounds[-1]._replace(answer=made, cut_short="cancelled")]
+            elif self._replaced:
+                rounds = [*rounds[:-1], self._replaced.round]
         return Transcript(
             messages=self._messages(rounds),
             model=model or self.engine.manifest.name,
@@ -359,7 +364,7 @@ class Conversation:
         with self._lock:
             self._rounds, self._num_dropped = rounds, num_dropped
             self._num_tries, self._begun, self._chunks, self._reply = 0, "", [], lambda: None
-            self._asked = None
+            self._asked = self._replaced = None
 
     def _require_idle(self) -> None:
         """Take what was read of an answer that its reader let go; raises UsageError: one is being read."""
@@ -368,7 +373,7 @@ class Conversation:
             raise UsageError(
                 "this conversation is being answered; read that answer to its end or close it, and ask again then"
             )
-        if reply is None and self._is_unanswered and self._chunks and self._asked is None:
+        if reply is None and self._is_unanswered and self._asked is None and (self._made or self._replaced):
             self._finish(self._made, "cancelled")
 
     def _messages(self, rounds: Sequence[Round]) -> tuple[Turn, ...]:
@@ -458,7 +463,8 @@ class Conversation:
             return
         if not answer and finish_reason in ("cancelled", "timeout"):
             if self._replaced:
-                self._rounds[-1], self._num_tries, self._begun, self._is_written = self._replaced
+                self._rounds[-1], self._num_tries, self._begun, self._is_written, self._asked = self._replaced
+                self._replaced = None
             return
         cut_short = None if finish_reason == "stop" else finish_reason
         self._rounds[-1] = self._rounds[-1]._replace(answer=answer, cut_short=cut_short)

@@ -26,7 +26,7 @@ from edgespec.chat.tool_box import (
     open_tools,
     require_tools,
 )
-from edgespec.chat.tool_calls import MOST_ROUNDS
+from edgespec.chat.tool_calls import MOST_ROUNDS, replies_to_results
 from edgespec.engine.conversation import Conversation
 
 TOOLS = '''
@@ -163,6 +163,17 @@ def test_ctrl_c_at_the_question_ends_the_answer(make: Make, lines: list[str]) ->
     assert lines[-1] == "(the answer ends here; /retry asks again)"
     assert session.conversation.rounds[-1].answer is None
     assert session.conversation.rounds[-1].steps == ()
+
+
+def test_calls_that_come_back_where_another_answer_has_no_word_are_not_run(make: Make, lines: list[str]) -> None:
+    session = make({"Rain?": [CALL]}, [None, Permission.YES])
+    answer_once(session, "Rain?")
+    with session.conversation.retry() as reply:
+        pass
+    session.record((reply.last,) if reply.last else ())
+    assert len(session.conversation.calls) == 1
+    assert list(replies_to_results(session)) == []
+    assert lines.count(QUESTION) == 1
 
 
 def test_ctrl_c_ends_a_call_that_hangs(make: Make, lines: list[str], tmp_path: Path) -> None:

@@ -34,6 +34,9 @@ class WordEngine:
     def count(self, messages: Sequence[Message], thinking: bool | None = None, tools: Any = None) -> int:
         return sum(1 + len(each.content.split()) for each in messages)
 
+    def opens_reasoning(self, messages: Sequence[Message], **options: Any) -> bool:
+        return False
+
     def stream(self, messages: Sequence[Message], *, sampling: SamplingParams, **limits: Any) -> AnswerStream:
         self.asked.append(tuple(messages))
         self.begun = limits.get("prefill")
@@ -175,7 +178,7 @@ def test_an_answer_that_is_made_is_in_the_transcript_as_if_it_were_cancelled() -
     assert contents(so_far.messages) == ["be brief", "a b c d", "0: "]
     assert so_far == conversation.transcript()
     with conversation.retry() as reply:
-        assert contents(conversation.transcript().messages) == ["be brief", "a b c d"]
+        assert conversation.transcript() == so_far  # until another one has a word
         assert [*reply]
     assert conversation.transcript().cut_short == ()
 
@@ -191,6 +194,27 @@ def test_an_answer_stays_where_another_one_has_no_word_so_far() -> None:
     conversation.retry().close()
     assert contents(conversation.messages) == ["one", "6: "]
     assert conversation.transcript().cut_short != ()
+
+
+@pytest.mark.parametrize("again", [Conversation.retry, Conversation.go_on])
+def test_an_answer_stays_where_the_reply_in_its_place_is_let_go(again: Callable[[Conversation], Any]) -> None:
+    conversation, engine = talk()
+    answer(conversation, "one")
+    again(conversation)
+    gc.collect()
+    answer(conversation, "two")
+    assert contents(engine.asked[-1]) == ["one", "0: one", "two"]
+
+
+def test_what_is_undone_while_it_is_answered_again_takes_no_place_of_another_message() -> None:
+    conversation, _ = talk()
+    conversation.stream("one").close()
+    answer(conversation, "two")
+    conversation.retry()
+    conversation.undo()
+    assert contents(conversation.transcript().messages) == ["one"]
+    answer(conversation, "three")
+    assert contents(conversation.messages) == ["one", "three", "0: three"]
 
 
 def test_a_message_without_an_answer_is_answered_by_retry_or_kept_and_not_sent() -> None:

@@ -139,6 +139,21 @@ def test_commands_on_answers_keep_or_drop_their_calls() -> None:
     assert conversation.calls == ()
 
 
+def test_calls_and_steps_stay_where_the_answer_in_their_place_has_no_word() -> None:
+    conversation, engine = talk()
+    engine._script = {**SCRIPT, "sunny in Rome": [CALL]}
+    conversation.say("Rain?")
+    conversation.give_results(["sunny in Rome"]).completion()
+    calls, rounds = conversation.calls, conversation.rounds
+    saved = conversation.transcript()
+    with conversation.retry():
+        assert conversation.calls == ()
+        assert conversation.transcript() == saved
+    assert (conversation.calls, conversation.rounds) == (calls, rounds)
+    assert calls != ()
+    assert len(rounds[0].steps) == 2
+
+
 def test_old_rounds_leave_with_their_calls() -> None:
     conversation, engine = talk(context_length=40, overflow="drop-oldest", max_tokens=4)
     conversation.say("Rain?")

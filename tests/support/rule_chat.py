@@ -84,9 +84,7 @@ class RuleEngine:
         chunks = self._chunks(messages[-1].content + begun, ticket)
         return stream_of(chunks, ticket, STATS, ends_loops=limits["ends_loops"])
 
-    def opens_reasoning(
-        self, messages: Sequence[Message], *, thinking: bool | None = None, response_format: object = None
-    ) -> bool:
+    def opens_reasoning(self, messages: Sequence[Message], **options: Any) -> bool:
         return False
 
     def close(self) -> None:
