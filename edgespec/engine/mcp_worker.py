@@ -96,7 +96,10 @@ async def _work(requests: IO[bytes], write: Write) -> None:
         write({"tools": tools.stated, "notes": tools.notes})
         while True:
             asked = json.loads(await lines.get())
-            write(await _call(tools.places.get(asked["name"]), asked, begin["most_s"]))
+            result = await _call(tools.places.get(asked["name"]), asked, begin["most_s"])
+            write(result)
+            if result.get("is_over"):
+                return
 
 
 class _Messages:
@@ -223,17 +226,18 @@ async def _call(place: _Place | None, asked: Mapping[str, str], most_s: float) -
     """
     if place is None:  # the servers were started anew, and one offers less than before
         return {"text": f"error: there is no tool {asked['name']} any more", "is_error": True, "printed": ""}
-    from mcp_types import CONNECTION_CLOSED
+    from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS
 
     try:
         arguments = json.loads(asked["arguments"])
         if not isinstance(arguments, dict):
             raise ValueError("the arguments are no JSON object")
         result = await place.client.call_tool(place.name, arguments, read_timeout_seconds=most_s)
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:  # an HTTP server that is gone cancels the task
         code = getattr(error, "code", None)
-        said = "its MCP server has ended" if code == CONNECTION_CLOSED else _words(error, most_s)
-        is_over = code == CONNECTION_CLOSED or (code is not None and not await _answers(place.client))
+        has_ended = code == CONNECTION_CLOSED or isinstance(error, asyncio.CancelledError)
+        said = "its MCP server has ended" if has_ended else _words(error, most_s)
+        is_over = has_ended or (code not in (None, INVALID_PARAMS) and not await _answers(place.client))
         return {"text": cut_result(f"error: {said}"), "is_error": True, "printed": "", "is_over": is_over}
     text = _text_of(result)
     return {
