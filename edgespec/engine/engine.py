@@ -40,8 +40,8 @@ from edgespec.memory.free_memory import return_freed
 from edgespec.system.arguments import require_kind
 from edgespec.system.threads import Owner, in_thread
 from edgespec.text.prompt_encoder import Prompt, parse_ids
-from edgespec.tools.tool import parse_tools
-from edgespec.types import TokenIds, append
+from edgespec.tools.tool import demands_call, parse_tools
+from edgespec.types import TokenIds, ToolChoice, append
 
 if TYPE_CHECKING:
     from edgespec.engine.conversation import Conversation
@@ -422,14 +422,15 @@ class Engine:
         template_options: Mapping[str, Any] | None = None,
         prefill: str = "",
         response_format: Mapping[str, Any] | None = None,
+        tool_choice: ToolChoice | None = None,
     ) -> bool:
         """True if an answer begins in the reasoning, so that it has only the mark of its end.
 
         The chat template begins it, or the beginning of the answer that is given. An answer that has to match a
-        format, of a preset too, has none.
+        format, of a preset too, or to call a tool, has none.
         """
         of_preset = self.preset.answer_options.get("response_format") if self.preset else None
-        if not (prefill or is_any_text(response_format or of_preset)):
+        if not prefill and (demands_call(tool_choice) or not is_any_text(response_format or of_preset)):
             return False
         options = {"thinking": thinking, "template_options": template_options}
         return self._requests.reasoning.opens(prompt, prefill, options)

@@ -20,7 +20,7 @@ from edgespec.manifest import Manifest
 from edgespec.text.prompt_encoder import Prompt, PromptEncoder
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.tools import channels
-from edgespec.tools.tool import ToolUse
+from edgespec.tools.tool import ToolUse, demands_call
 from edgespec.types import TokenConstraint, TokenIds, append
 
 OPEN, CLOSE = channels.THINK_MARKS[0]
@@ -272,9 +272,11 @@ class ModelReasoning:
         return PlacedBeginning(append(prompt, closed), rest.lstrip(), is_open=False)
 
     def begin_answer(self, prompt: TokenIds, *, has_tools: bool) -> TokenIds:
-        """The prompt of an answer that has to match a format from its first token, and so has no reasoning.
+        """The prompt of an answer that has to match a format, or to be a call, from its first token.
 
-        has_tools: It may also be a call, for which some models have a channel of its own.
+        So it has no reasoning.
+
+        has_tools: It may be a call, for which some models have a channel of its own.
         """
         if self._has_channels:
             return prompt if has_tools else self._place_by_tokens(prompt, "").prompt
@@ -302,7 +304,7 @@ class ModelReasoning:
                 f"thinking_budget is given, but {self.manifest.name} does not reason before it answers: neither "
                 f"its chat template nor its tokenizer has {OPEN}; leave it out or choose a thinking model"
             )
-        if response_format is not None or (use is not None and use.choice not in ("auto", "none")):
+        if response_format is not None or (use is not None and demands_call(use.choice)):
             other = "response_format" if response_format is not None else "a tool that must be called"
             raise UsageError(
                 f"thinking_budget is given with {other}, which an answer has to begin with, so that it has no "

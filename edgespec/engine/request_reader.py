@@ -31,7 +31,7 @@ from edgespec.text.prompt_encoder import (
     parse_messages,
     split_begun,
 )
-from edgespec.tools.tool import ToolUse, schema_refusal
+from edgespec.tools.tool import ToolUse, demands_call, schema_refusal
 from edgespec.types import append
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class RequestReader:
         opens_reasoning = may_open and self.reasoning.is_open(tokens)
         if isinstance(given, str) and given and not options.raw:
             tokens, given, opens_reasoning = self.reasoning.place(tokens, given)
-        elif wanted is not None and not (options.raw or is_ids(prompt)):
+        elif (wanted is not None or (use and demands_call(use.choice))) and not (options.raw or is_ids(prompt)):
             tokens, opens_reasoning = self.reasoning.begin_answer(tokens, has_tools=use is not None), False
         begun = np.zeros(0, np.int32) if given is None else encoder.encode_prefill(given)
         if not isinstance(given, str) and len(begun):

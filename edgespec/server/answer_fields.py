@@ -307,6 +307,7 @@ class StatedTalk(NamedTuple):
             template_options=template_options,
             prefill=self.prefill,
             response_format=self.format and self.format.value,
+            tool_choice=use.choice if use else None,
         )
         return [
             AnswerRequest(

@@ -214,6 +214,11 @@ def parse_choice(given: Any, tools: Sequence[Tool]) -> str:
     return given
 
 
+def demands_call(choice: object) -> bool:
+    """True if an answer has to begin with a call, by the choice of a tool that a caller gives."""
+    return choice not in (None, "auto", "none")
+
+
 def _name_in(given: Mapping[str, Any]) -> Any:
     """The name in a choice of one function, in the form of chat completions or of responses."""
     stated = given.get("function", given)

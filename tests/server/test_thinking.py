@@ -81,6 +81,23 @@ def test_what_has_to_match_a_format_is_the_answer(served: Served) -> None:
     assert (item["type"], item["content"][0]["text"]) == ("message", "4")
 
 
+def test_a_call_that_must_come_is_no_reasoning(served: Served) -> None:
+    function = {"name": "get_weather", "parameters": {"type": "object", "properties": {"n": {"const": 1}}}}
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "2 + 2?"}]}
+    with_tools = {**asked, "tools": [{"type": "function", "function": function}]}
+    fields: list[dict[str, Any]] = [
+        {**with_tools, "tool_choice": "required"},
+        with_tools,
+        {**asked, "response_format": {"type": "json_schema", "json_schema": {"schema": {"const": 4}}}},
+        asked,
+    ]
+    demanded, free, formatted, plain = (served.post(CHAT, {**each, "max_tokens": 300}).json() for each in fields)
+    assert demanded["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
+    assert demanded["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
+    read = [each["usage"]["prompt_tokens"] for each in (demanded, free, formatted, plain)]
+    assert read[0] - read[1] == read[2] - read[3]  # the tokens that close it
+
+
 def test_a_format_that_is_any_text_changes_nothing(served: Served) -> None:
     assert message(served, response_format={"type": "text"}, thinking_budget=99) == message(served)
 
