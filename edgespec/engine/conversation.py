@@ -14,12 +14,19 @@ from edgespec.engine.answer_stream import Reply
 from edgespec.engine.answers import Chunk, Completion
 from edgespec.engine.preset_defaults import by_preset, settings_by
 from edgespec.engine.reasoning import CLOSE, OPEN
-from edgespec.engine.request import ReplyOptions, Settings, TalkOptions, checked_setting, lists_options
+from edgespec.engine.request import (
+    ReplyOptions,
+    Settings,
+    TalkOptions,
+    checked_setting,
+    is_any_text,
+    lists_options,
+)
 from edgespec.engine.transcript import Round, Transcript, answered_rounds, messages_of, read_rounds
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.system.arguments import require_function, require_kind, require_path
 from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn
-from edgespec.tools.tool import REFUSED, ToolCall, ToolUse, is_yes, runners_among
+from edgespec.tools.tool import REFUSED, ToolCall, ToolUse, demands_call, is_yes, runners_among
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
@@ -34,7 +41,7 @@ class _Answered(NamedTuple):
     round: Round
     num_tries: int
     begun: str
-    is_written: bool
+    is_answer: bool
     asked: CallMessage | None
 
 
@@ -78,7 +85,7 @@ class Conversation:
         self._num_dropped = 0  # rounds
         self._num_tries = 0  # of the last round
         self._begun = ""  # what the current answer was given to begin with
-        self._is_written = False  # by a person
+        self._is_answer = False  # and no reasoning where it has no mark: a person wrote it, or a format binds it
         self._replaced: _Answered | None = None  # what the current answer takes the place of
         self._asked: CallMessage | None = None  # calls that the last answer ended with, without results so far
         self._chunks: list[Chunk] = []  # of the current answer, filled by its reply
@@ -153,7 +160,7 @@ class Conversation:
         require_kind("begun", begun, str, "a text")
         with self._lock:
             self._require_idle()
-            return self._begin([*self._rounds, Round(text, None)], 0, options, begun, is_written=bool(begun))
+            return self._begin([*self._rounds, Round(text, None)], 0, options, begun, is_answer=bool(begun))
 
     @lists_options
     def say(self, text: str, **options: Unpack[ReplyOptions]) -> Completion:
@@ -169,7 +176,7 @@ class Conversation:
                 raise UsageError("there is nothing to answer yet; send a message first")
             tries = self._num_tries + (not self._is_unanswered or self._asked is not None)
             last, asked = self._rounds[-1], self._asked
-            before = _Answered(last, self._num_tries, self._begun, is_written=self._is_written, asked=asked)
+            before = _Answered(last, self._num_tries, self._begun, is_answer=self._is_answer, asked=asked)
             reply = self._begin([*self._rounds[:-1], Round(last.user, None)], tries, options)
             self._replaced = before
             return reply
@@ -185,7 +192,7 @@ class Conversation:
             if not self._rounds or not (begun := self._rounds[-1].answer):
                 raise UsageError("there is no answer to go on with; retry() makes one")
             rounds = [*self._rounds[:-1], self._rounds[-1]._replace(answer=None, cut_short=None)]
-            return self._begin(rounds, self._num_tries, options, begun, is_written=self._is_written)
+            return self._begin(rounds, self._num_tries, options, begun, is_answer=self._is_answer)
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
@@ -364,6 +371,7 @@ class Conversation:
         with self._lock:
             self._rounds, self._num_dropped = rounds, num_dropped
             self._num_tries, self._begun, self._chunks, self._reply = 0, "", [], lambda: None
+            self._is_answer = False
             self._asked = self._replaced = None
 
     def _require_idle(self) -> None:
@@ -390,9 +398,9 @@ class Conversation:
         options: ReplyOptions,
         begun: str = "",
         *,
-        is_written: bool = False,
+        is_answer: bool = False,
     ) -> Reply:
-        """Begin an answer; is_written: a person wrote its beginning, which is no reasoning without a mark."""
+        """Begin an answer; is_answer: its beginning is no reasoning where it has no mark."""
         thinking = options.get("thinking", self.thinking)
         num_dropped = self._choose_num_dropped(rounds, options.get("max_tokens", self.max_tokens), thinking)
         sent = self._sent(rounds[num_dropped:])
@@ -400,30 +408,29 @@ class Conversation:
         stated: dict[str, Any] = {name: getattr(self, name) for name in TalkOptions.__annotations__}
         stated |= {
             "sampling": replace(self.sampling, seed=(self.sampling.seed + num_tries) % 2**64),
-            "prefill": (begun if is_written else self._in_reasoning(sent, begun, thinking)) or None,
             "tools": self.tools or None,
             "tool_choice": "auto" if self.tools and rounds[-1].steps else self.tool_choice,
             "whole_tool_calls": True,
+            "prefill": begun or None,
         }
         if options.keys() & {"schema", "response_format"}:  # either takes the place of both
             stated |= {"schema": None, "response_format": None}
+        stated |= {"system": "", **options}
+        is_free = stated["schema"] is None and is_any_text(stated["response_format"])
+        is_answer = is_answer or not is_free or demands_call(stated["tool_choice"])
         # What a preset says is among the settings, where it may have been changed since.
         engine = by_preset(self.engine, None) if self.engine.preset else self.engine
-        stream = engine.stream(sent, **{**stated, "system": "", **options})
+        if begun and not is_answer and CLOSE not in begun and engine.opens_reasoning(sent, thinking=thinking):
+            stated["prefill"] = OPEN + begun
+        stream = engine.stream(sent, **stated)
         dropped = messages_of(answered_rounds(rounds[self._num_dropped : num_dropped]))
         # From here on the message is part of the conversation, even if its answer fails.
         self._rounds, self._num_dropped, self._num_tries = rounds, num_dropped, num_tries
-        self._begun, self._is_written, self._chunks, self._asked = begun, is_written, [], None
+        self._begun, self._is_answer, self._chunks, self._asked = begun, is_answer, [], None
         self._replaced = None
         reply = Reply(num_prompt, tuple(dropped), stream, self._chunks, self._take_answer, begun)
         self._reply = ref(reply)
         return reply
-
-    def _in_reasoning(self, sent: Sequence[Turn], begun: str, thinking: bool | None) -> str:
-        """The text that a model has written of its answer, with the mark of the reasoning in which it ended."""
-        if not begun or CLOSE in begun or not self.engine.opens_reasoning(sent, thinking=thinking):
-            return begun
-        return OPEN + begun
 
     def _choose_num_dropped(self, rounds: Sequence[Round], max_tokens: int | None, thinking: bool | None) -> int:
         """How many of the oldest rounds not to send. Raises ContextOverflow: dropping is off or does not help."""
@@ -463,7 +470,7 @@ class Conversation:
             return
         if not answer and finish_reason in ("cancelled", "timeout"):
             if self._replaced:
-                self._rounds[-1], self._num_tries, self._begun, self._is_written, self._asked = self._replaced
+                self._rounds[-1], self._num_tries, self._begun, self._is_answer, self._asked = self._replaced
                 self._replaced = None
             return
         cut_short = None if finish_reason == "stop" else finish_reason

@@ -17,6 +17,7 @@ from edgespec import ContextOverflow, Engine, Message, Round, SamplingParams, Us
 from edgespec.engine.answer_stream import AnswerStream
 from edgespec.engine.answers import Chunk
 from edgespec.engine.conversation import Conversation
+from edgespec.engine.preset_defaults import Preset
 
 
 class WordEngine:
@@ -24,6 +25,7 @@ class WordEngine:
 
     model_sampling: SamplingParams | None = None
     preset = None
+    reasons = False
 
     def __init__(self, context_length: int = 100) -> None:
         self.context_length = context_length
@@ -35,7 +37,7 @@ class WordEngine:
         return sum(1 + len(each.content.split()) for each in messages)
 
     def opens_reasoning(self, messages: Sequence[Message], **options: Any) -> bool:
-        return False
+        return self.reasons
 
     def stream(self, messages: Sequence[Message], *, sampling: SamplingParams, **limits: Any) -> AnswerStream:
         self.asked.append(tuple(messages))
@@ -416,6 +418,38 @@ def test_an_answer_is_given_its_beginning_goes_on_and_is_changed() -> None:
     answer(conversation, "two")
     assert contents(engine.asked[-1]) == ["one", "changed 0: ", "two"]
     assert engine.begun is None
+
+
+def test_an_answer_in_a_format_goes_on_outside_the_reasoning() -> None:
+    conversation, engine = talk()
+    engine.reasons = True
+    answer(conversation, "one")
+    conversation.go_on().close()
+    assert engine.begun == "<think>0: one"
+    conversation.go_on(schema={"const": 4}).close()
+    assert engine.begun == "0: one"
+    assert [*conversation.stream("one", schema={"const": 4})]
+    conversation.go_on().close()
+    assert engine.begun == "0: one"
+    answer(conversation, "one")
+    conversation.response_format = {"type": "json_object"}
+    conversation.go_on().close()
+    assert engine.begun == "0: one"
+
+
+def test_reasoning_goes_on_where_the_format_of_the_preset_is_left_out(tiny_model: Path, tmp_path: Path) -> None:
+    template = "{{ messages[-1].content }}<|im_start|>assistant\n<think>\n{% if 1 %}{% endif %}"
+    said = "<think>\nLet me see. It is so.\n</think>\n\nFour."
+    with scripted_engine(tiny_model, tmp_path, lambda prompt: said, template) as engine:
+        engine.preset = Preset(name="four", model="tiny", schema='{"const": 4}')
+        conversation = engine.chat()
+        assert conversation.say("2 + 2?").text == "4"
+        conversation.response_format = None
+        with conversation.stream("2 + 2?") as reply:
+            while "me" not in reply.text:
+                next(reply)
+        conversation.go_on().completion()
+        assert conversation.rounds[-1].answer == said.removeprefix("<think>\n")
 
 
 def test_nothing_goes_on_or_is_changed_before_there_is_an_answer() -> None:
