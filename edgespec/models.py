@@ -123,7 +123,7 @@ def pull(
     if name is not None and folder.name != name:
         if folder.parent != place.models:
             raise UsageError(f"{folder} is a model folder of your own; rename it yourself, or leave out the name")
-        had = folder.name
+        had = place.current_name(folder.name)  # another process may have named it meanwhile
         folder = inventory.rename(had, name)
         report(in_python(f"{had} has the name {name} now; {had} still finds it"))
     place.settle_downloads(keep=keep_download)

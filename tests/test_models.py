@@ -14,6 +14,8 @@ import edgespec
 from edgespec import IntegrityError, LoadProgress, ModelError, UsageError, devices, load, models
 from edgespec.cli.main import main
 from edgespec.setup.catalog import CATALOG
+from edgespec.setup.given_names import source_of
+from edgespec.setup.home import ModelHome
 
 
 @pytest.fixture
@@ -77,6 +79,22 @@ def test_a_model_that_cannot_be_read_says_how_to_repair_it_which_loses_no_file(
     assert main(["models", "verify", folder.name]) == 0
     assert (folder / "notes.txt").read_text() == "mine"
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_a_model_that_another_process_names_while_it_is_pulled_has_the_wished_name_in_the_end(
+    home: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note_export = ModelHome.note_export
+
+    def note_late(self: ModelHome, *arguments: Any, **named: Any) -> None:
+        note_export(self, *arguments, **named)
+        [made] = models.list()
+        models.rename(made.name, "theirs")
+
+    monkeypatch.setattr(ModelHome, "note_export", note_late)
+    assert models.pull(tiny_gguf, name="mine").name == "mine"
+    assert [each.name for each in models.list()] == ["mine"]
+    assert source_of(home, "mine") == str(tiny_gguf)
 
 
 def test_export_has_a_name_or_a_folder_and_the_precision_that_is_wished(

@@ -394,7 +394,8 @@ class ModelHome:
             manifest = export_model(source.path, output, **settings)
         self.note_export(source, is_checked=manifest.check is not None)
         if output.parent == self.models and source.origin.repository is None:
-            note_source(self.path, output.name, source.origin.name or str(source.path.absolute()))
+            name = self.current_name(output.name)  # another process may have found and named it already
+            note_source(self.path, name, source.origin.name or str(source.path.absolute()))
         return manifest
 
     def _export(self, source: LocalSource, folder: Path, precision: str, form: str) -> None:
