@@ -226,6 +226,11 @@ def _name_in(given: Mapping[str, Any]) -> Any:
         raise UsageError(
             f"tool_choice is {reprlib.repr(dict(given))}; wanted a type 'function' with the name of a tool"
         )
+    if stated["name"] in CHOICES:
+        raise UsageError(
+            f"tool_choice names the tool '{stated['name']}', which is a word of tool_choice itself, so that this "
+            "tool cannot be demanded; give it another name"
+        )
     return stated["name"]
 
 

@@ -172,6 +172,8 @@ def test_a_choice_is_a_word_or_a_tool() -> None:
             parse_choice(wrong, tools)
     with pytest.raises(UsageError, match="there are no tools"):
         parse_choice("required", ())
+    with pytest.raises(UsageError, match="names the tool 'none', which is a word of tool_choice itself"):
+        parse_choice({"type": "function", "name": "none"}, parse_tools([{**STATED, "name": "none"}]))
 
 
 def test_results_belong_to_calls_before_them() -> None:
