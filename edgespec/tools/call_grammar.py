@@ -26,6 +26,13 @@ _JOINT_BOUNDS = (
     *("$ref", "anyOf", "oneOf", "allOf", "not", "if", "enum", "const", "minProperties", "maxProperties"),
     *("patternProperties", "propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
 )
+# Keywords of the parts of a schema that state arguments.
+_STATING = frozenset(
+    {
+        *("properties", "patternProperties", "additionalProperties", "enum", "const"),
+        *("$ref", "anyOf", "oneOf", "allOf"),
+    }
+)
 _ANY_TEXT = "(?s:.*)"
 _NAME_BEFORE_JSON = r"\s*[\w:-]+\s*\{"
 # The white space that templates put into JSON, from which models learned it, and no other.
@@ -314,14 +321,16 @@ def _json(schema: Mapping[str, Any], spaced: Mapping[str, Any] = _SPACED) -> str
 def _closed(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """A schema whose object has no other arguments than are stated, unless it says that it may.
 
-    One that has parts which may state arguments too is left open.
+    One that has parts which state arguments too is left open.
     """
-    lists = [each for key in ("anyOf", "oneOf", "allOf") if isinstance(each := parameters.get(key), list)]
-    is_open = "$ref" in parameters or any(
-        not isinstance(part, Mapping) or part.keys() - {"required"} for parts in lists for part in parts
-    )
+    is_open = "$ref" in parameters or not all(_STATING.isdisjoint(part) for part in _parts_of(parameters))
     closing = {} if is_open else {"additionalProperties": False}
     return {**closing, "type": "object", "properties": {}, **parameters}
+
+
+def _parts_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    lists = [each for key in ("anyOf", "oneOf", "allOf") if isinstance(each := schema.get(key), list)]
+    return [part for parts in lists for part in parts if isinstance(part, Mapping)]
 
 
 def _separable(tool: Tool) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Calls that a grammar ensures, in each family's form, from a model that writes at random."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,25 @@ def test_each_familys_calls_match_and_wrong_ones_do_not(
             assert matches(begin + '{"name": "Ada"}' + end)
 
 
+def follows(
+    vocabulary: tuple[GrammarVocabulary, Tokenizer],
+    format: CallFormat,
+    parameters: dict[str, Any],
+    arguments: dict[str, Any],
+    *,
+    beside: Sequence[dict[str, Any]] = (),
+) -> bool:
+    """True if a call may have the arguments: of a tool that must be called, or beside others may be."""
+    grammars, tokenizer = vocabulary
+    tools = parse_tools([{"name": "go", "parameters": parameters}, *beside])
+    use = ToolUse(tools=tools, choice="auto" if beside else "required")
+    lark = call_grammar(use, constrained_format(format), grammars.special_among(tokenizer.added_tokens)).source
+    matcher = LLMatcher(grammars.tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    tokens = tokenizer.encode(write_calls(format, [WrittenCall("go", arguments)]), special=True).tolist()
+    return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
+
+
 OBJECT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 
 
@@ -146,14 +165,18 @@ OBJECT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required"
 def test_arguments_that_a_schema_states_in_its_parts_can_be_given(
     vocabulary: tuple[GrammarVocabulary, Tokenizer], name: str, parameters: dict[str, Any]
 ) -> None:
-    grammars, tokenizer = vocabulary
     format = next(each for each in FORMATS if each.name == name)
-    use = ToolUse(tools=parse_tools([{"name": "go", "parameters": parameters}]), choice="required")
-    lark = call_grammar(use, constrained_format(format), grammars.special_among(tokenizer.added_tokens)).source
-    for value, is_right in ((3, True), ("a", False)):
-        matcher = LLMatcher(grammars.tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0)
-        tokens = tokenizer.encode(write_calls(format, [WrittenCall("go", {"x": value})]), special=True).tolist()
-        assert (matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()) == is_right
+    assert follows(vocabulary, format, parameters, {"x": 3})
+    assert not follows(vocabulary, format, parameters, {"x": "a"})
+
+
+def test_parts_that_state_no_argument_leave_none_open(
+    vocabulary: tuple[GrammarVocabulary, Tokenizer],
+) -> None:
+    least = [{"type": "object", "required": ["x"]}, {"type": "object", "required": ["y"]}, {"minProperties": 1}]
+    parameters = {"properties": {"x": {}, "y": {}}, "anyOf": least}
+    assert follows(vocabulary, HERMES, parameters, {"x": 1})
+    assert not follows(vocabulary, HERMES, parameters, {"x": 1, "z": 1})
 
 
 @pytest.mark.parametrize("name", ["qwen3-coder", "lfm2"])
