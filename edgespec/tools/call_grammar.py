@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from keyword import iskeyword
 from typing import Any
+from urllib.parse import unquote
 
 from edgespec.errors import FormatError, UsageError
 from edgespec.grammar.endings import largest_opening
 from edgespec.grammar.exact_schema import exact
 from edgespec.grammar.response_format import ResponseFormat
-from edgespec.grammar.schema import is_note, prepare_schema
+from edgespec.grammar.schema import LISTS, SCHEMAS, SINGLE, is_note, prepare_schema
 from edgespec.tools.formats import CallFormat, JsonBody, NamedBody, PythonBody, TagBody
 from edgespec.tools.tool import Tool, ToolUse, schema_refusal
 
@@ -33,6 +34,8 @@ _STATING = frozenset(
         *("$ref", "anyOf", "oneOf", "allOf"),
     }
 )
+_SHARED = ("#/$defs/", "#/definitions/")  # references that hold for each argument alone, too
+_WHOLE = "(all arguments)"
 _ANY_TEXT = "(?s:.*)"
 _NAME_BEFORE_JSON = r"\s*[\w:-]+\s*\{"
 # The white space that templates put into JSON, from which models learned it, and no other.
@@ -222,9 +225,9 @@ class _Writer:
                 end = _escape(body.space + body.value_end)
                 rules.append(f"{value}[lazy]: " + " & ".join(f"/{each}{end}/" for each in _texts(inner)))
             else:
-                shared = {each: schema[each] for each in ("$defs", "definitions") if each in schema}
-                stated = {**shared, **inner} if isinstance(inner, Mapping) else {}
-                rules.append(f"{value}: {_json(stated)} {self._literal(body.space + body.value_end)}")
+                rules.append(
+                    f"{value}: {_json(_argument(schema, inner))} {self._literal(body.space + body.value_end)}"
+                )
             part = _join(self._literal(begin), value, self._literal("\n"))
             parts.append(part if key in required else f"({part})?")
         head = self._literal(body.begin + tool.name + body.name_end + "\n")
@@ -233,15 +236,13 @@ class _Writer:
     def _python_rules(self, rule: str, tool: Tool) -> list[str]:
         """Arguments by name, in the order of the schema, with commas between those that are there."""
         schema = _separable(tool)
-        shared = {each: schema[each] for each in ("$defs", "definitions") if each in schema}
         first, more, rules = '""', "", []
         for i, (key, inner) in reversed([*enumerate(schema["properties"].items())]):
             if not key.isidentifier() or iskeyword(key):
                 raise schema_refusal(
                     tool, f"its argument '{key}' is no name in Python, as this model writes calls"
                 )
-            stated = {**shared, **inner} if isinstance(inner, Mapping) else {}
-            rules.append(f"{rule}_{i}: {_join(self._literal(f'{key}='), _json(stated))}")
+            rules.append(f"{rule}_{i}: {_join(self._literal(f'{key}='), _json(_argument(schema, inner)))}")
             begun, is_needed = _join(f"{rule}_{i}", more), key in schema.get("required", ())
             rules.append(f"{rule}_from_{i}: {begun if is_needed else f'{begun} | {first}'}")
             first, more = f"{rule}_from_{i}", _join(f'(", " {rule}_{i})' + "?" * (not is_needed), more)
@@ -345,6 +346,34 @@ def _separable(tool: Tool) -> dict[str, Any]:
     if lacking := [each for each in schema.get("required", ()) if each not in schema["properties"]]:
         raise schema_refusal(tool, f"it requires '{lacking[0]}', which is none of its properties; add it to them")
     return schema
+
+
+def _argument(schema: Mapping[str, Any], inner: Any) -> dict[str, Any]:
+    """The schema of one argument alone, with all that its references lead to."""
+    if not isinstance(inner, Mapping):
+        return {}
+    alone = {**{each: schema[each] for each in ("$defs", "definitions") if each in schema}, **inner}
+    if (moved := _moved(alone)) == alone:
+        return alone
+    return {**moved, "$defs": {**moved.get("$defs", {}), _WHOLE: _moved(schema)}}
+
+
+def _moved(schema: Any) -> Any:
+    """A schema whose references to all arguments lead to them under their name in $defs."""
+    if isinstance(schema, list):
+        return [_moved(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    changed = dict(schema)
+    for key in (*LISTS, *SINGLE, *SCHEMAS):
+        if isinstance(inner := schema.get(key), Mapping) and key in SCHEMAS:
+            changed[key] = {name: _moved(each) for name, each in inner.items()}
+        elif key in schema:
+            changed[key] = _moved(inner)
+    reference = unquote(str(schema.get("$ref", "")))
+    if reference == "#" or (reference.startswith("#/") and not reference.startswith(_SHARED)):
+        changed["$ref"] = f"#/$defs/{_WHOLE}{schema['$ref'][1:]}"
+    return changed
 
 
 def _without(text: str) -> str:

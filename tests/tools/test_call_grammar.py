@@ -179,6 +179,18 @@ def test_parts_that_state_no_argument_leave_none_open(
     assert not follows(vocabulary, HERMES, parameters, {"x": 1, "z": 1})
 
 
+@pytest.mark.parametrize("name", ["qwen3-coder", "lfm2", "hermes"])
+def test_references_of_an_argument_lead_to_the_other_arguments(
+    vocabulary: tuple[GrammarVocabulary, Tokenizer], name: str
+) -> None:
+    format = next(each for each in FORMATS if each.name == name)
+    copy, tree = {"$ref": "#/properties/start"}, {"type": "array", "items": {"$ref": "#"}}
+    parameters = {"properties": {"start": {"$ref": "#/$defs/A"}, "to": copy, "c": tree}, "$defs": {"A": OBJECT}}
+    assert follows(vocabulary, format, parameters, {"start": {"x": 1}, "to": {"x": 2}, "c": [{"to": {"x": 3}}]})
+    for wrong in ({"to": {"x": "a"}}, {"c": [[]]}, {"c": [{"to": 3}]}, {"c": [{"y": 3}]}):
+        assert not follows(vocabulary, format, parameters, wrong)
+
+
 @pytest.mark.parametrize("name", ["qwen3-coder", "lfm2"])
 @pytest.mark.parametrize(
     ("bound", "said"),
