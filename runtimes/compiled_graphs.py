@@ -267,13 +267,13 @@ def _is_unfinished(folder: Path) -> bool:
 def _delete_outdated(place: Path, record: Record) -> None:
     """Delete what was compiled of the same graphs for the same device by other versions, or with other options."""
     for folder in place.iterdir():
-        if _is_unfinished(folder):
-            if time.time() - folder.stat().st_mtime > _ABANDONED_S:
-                shutil.rmtree(folder, ignore_errors=True)
-            continue
-        if folder.name.startswith(record.key):
-            continue
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):  # another process may rename or delete some
+            if _is_unfinished(folder):
+                if time.time() - folder.stat().st_mtime > _ABANDONED_S:
+                    shutil.rmtree(folder, ignore_errors=True)
+                continue
+            if folder.name.startswith(record.key):
+                continue
             other = _read_record(folder)
             if (other.device, other.sources.keys()) == (record.device, record.sources.keys()):
                 _log.info("deleting what other versions compiled for this device: %s", folder)

@@ -292,18 +292,20 @@ class JoinedPasses:
         return True
 
     def _open(self, open_session: Callable[[int, Cancel], JoinedSession], num_parts: int, cancel: Cancel) -> None:
+        may_grow = False
         try:
             with self._may_open() as has_room:
                 if has_room:
                     self._session = open_session(num_parts, cancel)
                     return_freed()  # what the one before had
-            if has_room and num_parts < self._most_parts:
-                return
+            may_grow = has_room and num_parts < self._most_parts
             if not has_room:
                 self._say("there is no memory for passes of several answers")
         except EdgeSpecError as error:
             self._say(str(error))
-        self._open_session = None
+        finally:
+            if not may_grow:
+                self._open_session = None
 
     def _say(self, reason: str) -> None:
         outcome = f"at most {self.max_parts} answers share a pass" if self.max_parts else "answers take turns"
@@ -334,10 +336,10 @@ def open_joined(
     Raises EdgeSpecError: It was cancelled, the graph cannot be taken apart, the session does not fit, or its rows
     are wrong.
     """
-    content = join_graph(graph, manifest.signature, manifest.kv_cache, num_parts)
     own: SessionOptions = {**options, "cancel": cancel}
-    session = load_graph(graph, device, content, **own)
     with translate_memory_errors("making room for passes of several texts"):
+        content = join_graph(graph, manifest.signature, manifest.kv_cache, num_parts)
+        session = load_graph(graph, device, content, **own)
         is_exact = options.get("deterministic", False)
         joined = JoinedSession(session, manifest, num_parts, is_exact=is_exact)
         _compare(joined, alone, manifest, is_exact=is_exact)

@@ -111,9 +111,13 @@ class SharedCache:
         if self.states:
             self.states.pretend(num_positions)
 
-    def _held(self) -> list[npt.NDArray[Any]]:
-        """Views of all buffers by position, [1, heads, positions, numbers], without the rows before a text."""
-        return [buffer.numpy()[:, :, self._num_before.get(past, 0) :] for past, buffer in self._buffers.items()]
+    def _held(self, buffers: Mapping[str, Any] | None = None) -> list[npt.NDArray[Any]]:
+        """Views of all buffers by position, [1, heads, positions, numbers], without the rows before a text.
+
+        buffers: To view; they must be held as long as their views are read.
+        """
+        held = self._buffers if buffers is None else buffers
+        return [buffer.numpy()[:, :, self._num_before.get(past, 0) :] for past, buffer in held.items()]
 
     def imitate(self, num_run: int, num_positions: int, seed: int) -> None:
         """Fill the slots after the first num_run up to num_positions with their values, mixed and scaled.
@@ -148,18 +152,25 @@ class SharedCache:
             self._listed = [self._buffers[past] for past, _ in self._names]
         return self._listed
 
-    def copy_from(self, other: "SharedCache", num_positions: int) -> None:
+    def copy_from(self, other: "SharedCache", num_positions: int) -> bool:
         """Hold the first num_positions of another cache; the buffers must be the CPU's.
+
+        The other one may grow or be cleared meanwhile. Returns False if it had been cleared.
 
         Raises MemoryExhausted: The buffers do not fit.
         """
         self.prepare(0, num_positions)
-        for own, theirs in zip(self._held(), other._held(), strict=True):
+        kept = dict(other._buffers)  # which views do not keep
+        views = other._held(kept)
+        if kept.keys() != self._buffers.keys() or any(each.shape[2] < num_positions for each in views):
+            return False
+        for own, theirs in zip(self._held(), views, strict=True):
             own[:, :, :num_positions] = theirs[:, :, :num_positions]
+        return True
 
     def read(self, num_positions: int) -> npt.NDArray[Any]:
         """The content of the CPU's buffers for num_positions, [1, 1, num_positions, numbers_per_token]."""
-        self.prepare(0, 1)
+        self.prepare(max(0, num_positions - 1), 1)
         parts = [held[0, :, :num_positions].swapaxes(0, 1) for held in self._held()]
         return np.concatenate(
             [each.reshape(num_positions, each.shape[1] * each.shape[2]) for each in parts], axis=1

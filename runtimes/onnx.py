@@ -136,9 +136,9 @@ class OnnxDecoder(Decoder, Cache, Forks):
             return False
         with self._lock, translate_memory_errors("making room for a text"):
             self.hold(tokens[:0])
-            own.copy_from(theirs, len(tokens))
-            self.hold(tokens)
-        return True
+            if has_copied := own.copy_from(theirs, len(tokens)):
+                self.hold(tokens)
+        return has_copied
 
     @property
     def prefix_key(self) -> str | None:

@@ -89,7 +89,7 @@ def _plan_eagle3(inner: str | None, source: HeadSource, target: LoadedSource) ->
     fuse_graph = FUSE_GRAPH if _reads_aux(source) else None
     head = recurrent_head("eagle3", layers, target, config, fuse_graph)
     if mask is not None:
-        stated = next(filter(None, map(source.settings.get, _MASKS)), None)
+        stated = next((each for each in map(source.settings.get, _MASKS) if each is not None), None)
         head = replace(
             head, mask_token_id=read_mask_token(source, stated, target), block_tokens=_num_proposed(source)
         )

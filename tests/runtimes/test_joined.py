@@ -20,10 +20,12 @@ from edgespec.errors import Cancelled, EdgeSpecError, ManifestError
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
-from edgespec.runtimes.joined import Part, PassRows
+from edgespec.runtimes.joined import JoinedPasses, JoinedSession, Part, PassRows
 from edgespec.runtimes.joined_graph import join_graph
+from edgespec.runtimes.kv_caches import SharedCache
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.tree import OnnxTreeDecoder
+from edgespec.system.cancel import Cancel
 from edgespec.types import Logits, TokenIds
 
 Call = tuple[TokenIds, int]
@@ -156,6 +158,35 @@ def test_a_prefix_is_copied_and_not_read_again(tiny_model: Path) -> None:
     assert np.array_equal(
         root.logits(np.append(text, np.int32(1)), 1), alone.logits(np.append(text, np.int32(1)), 1)
     )
+
+
+def test_a_prefix_is_read_where_its_cache_is_cleared_while_it_is_copied(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = decoder(tiny_model)
+    root, fork = forks_of(decoder(tiny_model), 2, is_joined=False)
+    text, prepare = np.arange(100, dtype=np.int32) % 90, SharedCache.prepare
+    root.logits(text, 1)
+
+    def prepare_slowly(self: SharedCache, num_past: int, num_new: int) -> None:
+        prepare(self, num_past, num_new)
+        root.forget()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SharedCache, "prepare", prepare_slowly)
+        assert not fork.copy_prefix(root, text[:80])
+    assert np.array_equal(fork.logits(text, 1), alone.logits(text, 1))
+
+
+def test_an_opening_that_fails_in_any_way_is_the_last_one() -> None:
+    def open_session(num_parts: int, cancel: Cancel) -> JoinedSession:
+        raise ZeroDivisionError
+
+    passes = JoinedPasses(4, open_session, lambda: nullcontext(True))
+    with pytest.raises(ZeroDivisionError):
+        passes._open(open_session, 2, Cancel())
+    assert not passes.is_ready(2)
+    assert passes._thread is None
 
 
 def test_prompts_are_read_in_pieces_while_others_wait(tiny_model: Path) -> None:

@@ -159,6 +159,9 @@ def test_a_parallel_head_without_a_mask_token_or_with_trees_is_refused(target: P
     nameless = replace(made, config={**made.config, "mask_token_id": None})
     with pytest.raises(SourceError, match="mask_token_id is None, wanted a token id below"):
         plan_head(read_source(target), read_head(nameless.write(tmp_path / "a")))
+    first = replace(made, config={**made.config, "mask_token_id": 0})
+    planned = plan_head(read_source(target), read_head(first.write(tmp_path / "first")))
+    assert planned.plan.head.mask_token_id == 0
     drafting = Drafting(made, target, tmp_path / "b")
     with pytest.raises(UsageError, match="runs no trees"):
         open_head(drafting.folder, drafting.manifest, drafting.device, drafting.store, has_trees=True)
