@@ -170,15 +170,16 @@ class RequestReader:
         from edgespec.grammar.constraint import GrammarConstraint  # takes 20 ms, and few answers need it
         from edgespec.grammar.response_format import read_format
 
-        wanted = self._format_with_calls(calls, response_format) if calls else read_format(response_format or {})
+        if calls:
+            try:
+                wanted = self._format_with_calls(calls, calls.use, response_format)
+            except (FormatError, UsageError):  # perhaps for a tool whose schema need not be followed
+                wanted = self._format_with_calls(calls, calls.use.without_loose_bounds(), response_format)
+        else:
+            wanted = read_format(response_format or {})
         if wanted is None:
             return request
         compiler = self._compiler()
-        if calls:
-            try:
-                compiler.compile(wanted)
-            except FormatError as error:
-                raise explain_refusal(calls.use, error, compiler) from None
         # A pass over the whole context still gives the token that follows it.
         max_tokens = min(request.max_tokens, context_length + 1 - len(request.tokens))
         try:
@@ -197,9 +198,9 @@ class RequestReader:
         return request._replace(constraint=constraint, drafters=drafters)
 
     def _format_with_calls(
-        self, calls: CallReading, response_format: Mapping[str, Any] | None
+        self, calls: CallReading, use: ToolUse, response_format: Mapping[str, Any] | None
     ) -> "ResponseFormat | None":
-        """The format of an answer that may have calls, or else has to match a response_format.
+        """The format of an answer that may call tools of use, or else has to match a response_format.
 
         Raises:
             FormatError: The response_format is wrong.
@@ -210,7 +211,7 @@ class RequestReader:
         from edgespec.tools.call_grammar import call_grammar, constrained_format
 
         wanted = read_format(response_format) if response_format else None
-        if wanted is None and not calls.use.is_ensured:
+        if wanted is None and not use.is_ensured:
             return None
         if wanted is not None and wanted.kind != "json_schema":
             raise UsageError(
@@ -218,8 +219,14 @@ class RequestReader:
                 "give a JSON schema"
             )
         schema = None if wanted is None else json.loads(wanted.source)
-        special = self._compiler().vocabulary.special_among(self.encoder.tokenizer.added_tokens)
-        return call_grammar(calls.use, constrained_format(calls.format), special, schema)
+        compiler = self._compiler()
+        special = compiler.vocabulary.special_among(self.encoder.tokenizer.added_tokens)
+        wanted = call_grammar(use, constrained_format(calls.format), special, schema)
+        try:
+            compiler.compile(wanted)
+        except FormatError as error:
+            raise explain_refusal(use, error, compiler) from None
+        return wanted
 
     def _compiler(self) -> "GrammarCompiler":
         from edgespec.grammar.compile import GrammarCompiler
@@ -234,10 +241,11 @@ class RequestReader:
 def explain_refusal(use: ToolUse, refused: FormatError, compiler: "GrammarCompiler") -> UsageError:
     """The error of a grammar of calls that cannot be compiled: it names the tool whose schema is the reason."""
     from edgespec.grammar.response_format import read_format
+    from edgespec.tools.call_grammar import closed
 
     for tool in use.possible:
         try:
-            alone = read_format({"type": "json_schema", "schema": tool.parameters})
+            alone = read_format({"type": "json_schema", "schema": closed(tool.parameters)})
             fault = compiler.find_fault(alone) if alone else None
         except FormatError as error:
             fault = str(error)

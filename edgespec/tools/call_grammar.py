@@ -18,7 +18,7 @@ from edgespec.grammar.exact_schema import exact
 from edgespec.grammar.response_format import ResponseFormat
 from edgespec.grammar.schema import LISTS, SCHEMAS, SINGLE, is_note, prepare_schema
 from edgespec.tools.formats import CallFormat, JsonBody, NamedBody, PythonBody, TagBody
-from edgespec.tools.tool import Tool, ToolUse, schema_refusal
+from edgespec.tools.tool import Tool, ToolUse, parts_of, schema_refusal
 
 # Keywords of texts that are values of JSON, and not of those that stand as they are.
 _TEXT_BOUNDS = ("format", "anyOf", "oneOf", "allOf", "$ref", "not", "if")
@@ -74,7 +74,7 @@ def call_grammar(
 def _most_characters(tool: Tool, format: CallFormat) -> int:
     """A bound of the characters of a tool's shortest call."""
     frame = sum(map(len, (*format.frames[0], *format.outer, format.joint)))
-    return frame + len(tool.name) + _MOST_AROUND + largest_opening({"anyOf": [_closed(tool.parameters)]})
+    return frame + len(tool.name) + _MOST_AROUND + largest_opening({"anyOf": [closed(tool.parameters)]})
 
 
 class _Writer:
@@ -148,7 +148,7 @@ class _Writer:
         for i, tool in enumerate(self._chosen):
             given = _JSON_GAP.join(["", ",", f'"{body.arguments[0]}"', ":", ""])
             head = f"/{self._bare_head([tool])}{given}/"
-            rules.append(f"bare_{i}: {head} {_json(_closed(tool.parameters), _SPACED_FREELY)} {end}")
+            rules.append(f"bare_{i}: {head} {_json(closed(tool.parameters), _SPACED_FREELY)} {end}")
         return rules
 
     def _bare_head(self, tools: Sequence[Tool]) -> str:
@@ -178,7 +178,7 @@ class _Writer:
     def _tool_rules(self, rule: str, tool: Tool) -> list[str]:
         body = self._format.body
         arguments = f"{rule}_arguments"
-        stated = [f"{arguments}: {_json(_closed(tool.parameters))}"]
+        stated = [f"{arguments}: {_json(closed(tool.parameters))}"]
         match body:
             case JsonBody(is_keyed=True):
                 parts = [self._literal(f'{{"{tool.name}": '), arguments, self._literal("}")]
@@ -239,6 +239,8 @@ class _Writer:
         first, more, rules = '""', "", []
         for i, (key, inner) in reversed([*enumerate(schema["properties"].items())]):
             if not key.isidentifier() or iskeyword(key):
+                if not self._use.binds(tool):
+                    continue
                 raise schema_refusal(
                     tool, f"its argument '{key}' is no name in Python, as this model writes calls"
                 )
@@ -298,7 +300,7 @@ def _require_usable(tool: Tool) -> None:
     except (TypeError, ValueError) as error:
         raise schema_refusal(tool, f"it is no JSON ({error})") from None
     with _naming(tool):
-        prepare_schema(_closed(tool.parameters))
+        prepare_schema(closed(tool.parameters))
 
 
 @contextmanager
@@ -319,24 +321,19 @@ def _json(schema: Mapping[str, Any], spaced: Mapping[str, Any] = _SPACED) -> str
     return "%json " + json.dumps({"x-guidance": spaced, **prepared}, ensure_ascii=False)
 
 
-def _closed(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def closed(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """A schema whose object has no other arguments than are stated, unless it says that it may.
 
     One that has parts which state arguments too is left open.
     """
-    is_open = "$ref" in parameters or not all(_STATING.isdisjoint(part) for part in _parts_of(parameters))
+    is_open = "$ref" in parameters or not all(_STATING.isdisjoint(part) for part in parts_of(parameters))
     closing = {} if is_open else {"additionalProperties": False}
     return {**closing, "type": "object", "properties": {}, **parameters}
 
 
-def _parts_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    lists = [each for key in ("anyOf", "oneOf", "allOf") if isinstance(each := schema.get(key), list)]
-    return [part for parts in lists for part in parts if isinstance(part, Mapping)]
-
-
 def _separable(tool: Tool) -> dict[str, Any]:
     """The schema of arguments that are written one by one. Raises ToolError: It bounds them together."""
-    schema = _closed(tool.parameters)
+    schema = closed(tool.parameters)
     if bounds := [each for each in _JOINT_BOUNDS if each in schema]:
         raise schema_refusal(
             tool,

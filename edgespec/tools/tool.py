@@ -20,6 +20,7 @@ from edgespec.tools.function_arguments import describe_function, schema_of, type
 MAX_DEPTH = 64  # objects and lists within each other, in a schema or in arguments
 _BESIDE_REFERENCES = {"$defs", "definitions", "$schema", "title", "description", "type"}
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
 ALL = "all"  # stands for the names of all tools
 CHOICES = ("auto", "none", "required")
 REFUSED = "the user does not want this call"  # what the model is told in place of a result
@@ -181,6 +182,23 @@ def _followed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**target, **own} if is_object else schema
 
 
+def parts_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The schemas of which a schema is made, beside what it states itself."""
+    lists = [each for key in ("anyOf", "oneOf", "allOf") if isinstance(each := schema.get(key), list)]
+    return [part for parts in lists for part in parts if isinstance(part, Mapping)]
+
+
+def without_bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema of the names and types that another one and its parts state; an object may have others, too."""
+    parts = [resolve(str(part["$ref"]), schema) if "$ref" in part else part for part in parts_of(schema)]
+    stated = [each.get("properties") for each in (*parts, schema) if isinstance(each, Mapping)]
+    properties: dict[str, Any] = {}
+    for key, inner in chain.from_iterable(each.items() for each in stated if isinstance(each, Mapping)):
+        kind = inner.get("type") if isinstance(inner, Mapping) else None
+        properties[key] = {"type": kind} if kind in _TYPES else {}
+    return {"type": "object", "properties": properties, "additionalProperties": True}
+
+
 def is_too_deep(value: Any) -> bool:
     """True if objects and lists lie within each other more than MAX_DEPTH times."""
     level = [value] if isinstance(value, (Mapping, list, tuple)) else []
@@ -266,7 +284,19 @@ class ToolUse:
     @property
     def is_ensured(self) -> bool:
         """True if a grammar has to ensure calls: one is demanded, or a tool is strict."""
-        return self.choice != "auto" or any(tool.strict for tool in self.tools)
+        return any(map(self.binds, self.tools))
+
+    def binds(self, tool: Tool) -> bool:
+        """True if calls of a tool have to follow its schema."""
+        return tool.strict or demands_call(self.choice)
+
+    def without_loose_bounds(self) -> "ToolUse":
+        """The tools with the whole schema of those alone whose calls have to follow it."""
+        tools = [
+            tool if self.binds(tool) else replace(tool, parameters=without_bounds(tool.parameters))
+            for tool in self.tools
+        ]
+        return replace(self, tools=tuple(tools))
 
 
 Runner = Callable[[ToolCall], str]

@@ -212,6 +212,27 @@ def test_what_bounds_arguments_together_is_refused_where_each_is_written_alone(
         call_grammar(use, constrained_format(format), {})
 
 
+@pytest.mark.parametrize("name", ["hermes", "qwen3-coder", "lfm2"])
+def test_a_tool_that_is_not_strict_is_not_refused_beside_one_that_is(make: Make, name: str) -> None:
+    plain = {"x": {"type": "string"}, "n": {"type": "integer"}}
+    branches = [{"properties": {"n": {"type": "integer"}}}, {"properties": {"n": True}}]
+    schemas: list[dict[str, Any]] = [
+        {"properties": plain, "required": ["z"]},
+        {"properties": plain, "minProperties": 1, "not": {"required": ["x"]}},
+        {"oneOf": branches},
+        {"properties": {**plain, "x": {"type": "string", "not": {"const": "a"}}, "to-day": {}}},
+    ]
+    format = next(each for each in FORMATS if each.name == name)
+    with make(format, write_calls(format, [WrittenCall("go", {"n": 3})])) as engine:
+        for schema in schemas:
+            tool = {"name": "go", "parameters": schema}
+            answer = engine.generate(ASK, tools=[*TOOLS, tool], max_tokens=150)
+            assert [call.parse() for call in answer.tool_calls] == [{"n": 3}]
+            for is_strict, choice in ((True, "auto"), (False, "required")):
+                with pytest.raises(UsageError, match="'go' cannot be ensured"):
+                    engine.stream(ASK, tools=[*TOOLS, {**tool, "strict": is_strict}], tool_choice=choice)
+
+
 @pytest.mark.parametrize("name", ["hermes", "granite", "qwen3-coder", "functionary-v3.2", "lfm2", "olmo3"])
 def test_a_demanded_call_comes_and_follows_its_schema(make: Make, name: str) -> None:
     format = next(each for each in FORMATS if each.name == name)
