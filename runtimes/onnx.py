@@ -285,6 +285,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
         num_read = shapes.num_read(num_prompt, num_tokens - num_last, self.context_length) if shapes else 0
         start = self._start(tokens, num_last, num_read)
         start = self._states.reachable(start) if self._states else start  # that a pass can go on after
+        num_text = self._states.num_text if self._states else 0
         rows: list[Logits] = []
         chunk_tokens, room = self.chunk_tokens, self.context_length
         if num_tokens - start > chunk_tokens:
@@ -301,6 +302,8 @@ class OnnxDecoder(Decoder, Cache, Forks):
             first, stop, num_padded, num_given = padded
             if first < start and self._states:
                 first = self._states.reachable_evenly(first, stop + num_padded)
+            if self._states:  # padding within a text must not go into a state
+                self._states.num_text = min(num_text, stop) if num_padded else num_text
             self.hold(tokens[:start])
             wanted = max(0, stop - max(start, num_tokens - num_last))
             try:

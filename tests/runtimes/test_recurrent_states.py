@@ -18,6 +18,7 @@ from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
 from edgespec.manifest.caches import KEPT_STATES
 from edgespec.memory.estimate import cache_bytes
+from edgespec.runtimes.pass_shapes import PassShapes
 from edgespec.runtimes.session import RECURRENT_OPERATOR
 from edgespec.types import TokenIds
 
@@ -64,6 +65,15 @@ def test_a_text_goes_on_behind_a_prompt_that_was_read_before(stateful_model: Pat
     assert used.num_fed == run + 1
     used.pretend(TOKENS[:500])
     assert np.isfinite(used.logits(TOKENS[:501], 1)).all()
+
+
+@pytest.mark.parametrize("shapes", [None, PassShapes((4,), (16,))])
+def test_padding_within_a_text_goes_into_no_state(stateful_model: Path, shapes: PassShapes | None) -> None:
+    used, fresh = (decoder(stateful_model, deterministic=shapes is None) for _ in range(2))
+    used.shapes, used.chunk_tokens = shapes, 256 if shapes else 21
+    for num_tokens in (50, 75):
+        rows, wanted = (each.logits(TOKENS[:num_tokens], 3) for each in (used, fresh))
+        np.testing.assert_allclose(rows, wanted, rtol=0, atol=1e-5 if shapes else 0)
 
 
 def test_what_cannot_be_copied_is_not_offered(recurrent_model: Path) -> None:
