@@ -43,7 +43,7 @@ from edgespec.runtimes.pass_shapes import PaddedPass, PassShapes
 from edgespec.runtimes.passes import Passes
 from edgespec.runtimes.recurrent_states import RecurrentStates
 from edgespec.runtimes.row_proofs import next_pass, prefix_key
-from edgespec.runtimes.session import SessionOptions, translate_memory_errors
+from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
 from edgespec.system.cancel import Cancel
 from edgespec.types import Logits, TokenIds
 
@@ -96,15 +96,17 @@ class OnnxDecoder(Decoder, Cache, Forks):
         self._find_key = partial(
             prefix_key, manifest, device, options.get("num_threads"), deterministic=self._deterministic
         )
+        cancel = options.get("cancel") or Cancel()
         if checks:
-            with self.cancelled_by(options.get("cancel") or Cancel()), report_slow_check(device.name):
+            with self.cancelled_by(cancel), report_slow_check(device.name):
                 self._check(device, checks)
         # A session whose recording failed may not be sound any more.
         if checks and self._passes.graphs and not self._passes.graphs.width:
             del self._passes
             device = replace(device, records_passes=False)
             self._passes = Passes(folder / manifest.graph, manifest, device, **options)
-            DeviceTrial(self, self._passes, device, checks, is_exact=self._deterministic).run_shapes()
+            with self.cancelled_by(cancel), refuse_device(device):
+                DeviceTrial(self, self._passes, device, checks, is_exact=self._deterministic).run_shapes()
 
     def share(self, max_callers: int, may_join: Room) -> None:
         self._passes.share(max_callers, may_join)

@@ -6,15 +6,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from calls import decoder
 
-from edgespec.errors import Cancelled, EdgeSpecError
+from edgespec.errors import Cancelled, DeviceUnavailable, EdgeSpecError
 from edgespec.manifest import read_manifest
 from edgespec.runtimes import device_checks
 from edgespec.runtimes.device_checks import DeviceChecks
+from edgespec.runtimes.device_trial import DeviceTrial
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.passes import Passes
@@ -132,3 +135,24 @@ def test_a_check_that_takes_long_is_reported_once(
     lines = [line for line in caplog.messages if line.startswith("checking")]
     assert len(lines) == num_lines
     assert all("'webgpu' computes this model correctly, which is done once" in line for line in lines)
+
+
+@pytest.mark.parametrize(("is_cancelled", "error"), [(False, DeviceUnavailable), (True, Cancelled)])
+def test_passes_after_a_failed_recording_refuse_the_device_or_end_with_the_loading(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool, error: type[EdgeSpecError]
+) -> None:
+    cancel = Cancel()
+
+    def fail_to_record(trial: DeviceTrial) -> None:
+        monkeypatch.setattr(trial._passes, "graphs", SimpleNamespace(width=0))
+
+    def fail(trial: DeviceTrial) -> None:
+        if is_cancelled:
+            cancel.set()
+            trial._passes.run(np.zeros(1, np.int32), 0, 1)
+        raise EdgeSpecError("the pass failed")
+
+    monkeypatch.setattr(DeviceTrial, "run", fail_to_record)
+    monkeypatch.setattr(DeviceTrial, "run_shapes", fail)
+    with pytest.raises(error):
+        OnnxDecoder(tiny_model, read_manifest(tiny_model), GPU, cancel=cancel)
