@@ -116,7 +116,7 @@ class Engine:
 
     @property
     def drafter_sha256(self) -> tuple[str, ...]:
-        """Of the weights of each drafter model, as its folder records it."""
+        """The recorded SHA-256 of each drafter model's weights file; empty where only the text drafts."""
         return self._drafting.sha256
 
     @property

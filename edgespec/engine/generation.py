@@ -75,7 +75,7 @@ class OpenDrafters:
 
     answers: Where answers are stored for later drafts, if they are. learner: Learns from answers, if one does.
     counter: Counts answers, if they are counted. held: Other programs see by it that the models are open.
-    sha256: Of the weights of the drafter models.
+    sha256: The recorded hash of each drafter model's weights file.
     """
 
     speculation: Speculation = field(default_factory=Speculation)

@@ -353,7 +353,7 @@ class Manifest:
 
     @property
     def weights_sha256(self) -> str:
-        """Of the file of the weights; empty where the manifest records none."""
+        """The recorded SHA-256 of the weights file; empty where the manifest records none."""
         return self.files[self.weights].sha256 if self.weights in self.files else ""
 
 
