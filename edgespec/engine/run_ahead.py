@@ -14,7 +14,7 @@ from functools import partial
 from math import inf
 from queue import Empty, SimpleQueue
 from threading import Condition, Lock, RLock, get_ident
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from edgespec.decoding.pass_queue import Caller
@@ -34,6 +34,8 @@ MAX_AHEAD = 256
 # often an interrupt is repeated, which may have come just before its pass.
 _WAKE_S = 0.05
 _EXIT_S = 5.0  # the longest that the end of Python waits for a pass to end
+# The second pass begins so much later, in which the reader wakes and makes text of the first one.
+_READ_S = 0.0002
 
 Pass = TypeVar("Pass")
 
@@ -411,6 +413,8 @@ class RunAhead(Generic[Pass]):
         self._held.append(Made(result))
         if self._is_prompt or self._is_first:
             self.hand_over()
+        if self._is_first:
+            sleep(_READ_S)
         self._is_first = False
         return True
 

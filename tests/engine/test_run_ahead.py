@@ -18,6 +18,7 @@ from table_decoder import TableDecoder
 
 from edgespec import AnswerStream, Chunk, Engine, SamplingParams
 from edgespec.draft.answer_cache import AnswerCache
+from edgespec.engine import run_ahead
 from edgespec.engine.generation import AnswerWriter, Generation, LoadedModel, OpenDrafters
 from edgespec.engine.request import AnswerSettings, Request
 from edgespec.engine.run_ahead import RequestQueue, RunAhead, Ticket
@@ -153,6 +154,19 @@ def test_the_first_pass_is_handed_over_before_the_next_one_begins() -> None:
     assert next(ahead) == 0
     assert not passes.is_closed.is_set(), "it came with the end"
     until(passes.is_stuck.is_set)
+    ahead.close()
+
+
+@pytest.mark.parametrize("is_prompt", [False, True])
+def test_the_first_pass_is_read_before_the_next_one_begins(
+    is_prompt: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that is woken alone waits for the interpreter, and then for a core with the next pass."""
+    monkeypatch.setattr(run_ahead, "_READ_S", SOON_S / 60)
+    ahead = Reader(passes := Passes(2), is_prompt=is_prompt)
+    assert next(ahead) == 0
+    assert passes.num_made == 1
+    assert next(ahead) == 1
     ahead.close()
 
 
