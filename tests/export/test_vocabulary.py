@@ -195,7 +195,10 @@ def test_many_tokens_of_one_spelling_are_told_apart_and_more_are_refused() -> No
         )
 
 
-@pytest.mark.parametrize("end", ["<EOT>", "[EOT]", "<end_of_utterance>", "<eos>", "<turn|>"])
+@pytest.mark.parametrize(
+    "end",
+    ["<EOT>", "[EOT]", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<start_function_response>"],
+)
 def test_tokens_that_end_answers_by_their_names_do_whatever_their_type_is(end: str) -> None:
     for type_ in (1, 3, 4):
         stated = {"tokens": [*tiny.PIECES, end], "token_type": [*tiny.TYPES, type_]}
