@@ -176,7 +176,8 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any], num_rows: in
         # SentencePiece files of 2023 leave out that it is 1.
         bos_token_id=get("bos_token_id", 1 if kind == "llama" and types[1:2] == [_CONTROL] else None),
         eos_token_ids=ends,
-        add_bos=bool(get("add_bos_token", kind in ("llama", "gemma4") or get("pre") in _BOS_FIRST)),
+        # Files of Gemma 4 say false, and without this token it writes rubbish.
+        add_bos=kind == "gemma4" or bool(get("add_bos_token", kind == "llama" or get("pre") in _BOS_FIRST)),
         notes=notes,
     )
 

@@ -117,6 +117,7 @@ def test_special_tokens_of_a_template_are_those_that_the_files_state(tmp_path: P
         ({"pre": "pixtral"}, True),
         ({"pre": "qwen2"}, False),
         ({"pre": "llama-bpe", "add_bos_token": False}, False),
+        ({"model": "gemma4", "merges": [], "add_bos_token": False}, True),
     ],
 )
 def test_first_token_of_texts_is_added_where_llama_cpp_adds_it(keys: dict[str, Any], expected: bool) -> None:
