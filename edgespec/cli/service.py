@@ -4,6 +4,8 @@ import argparse
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +33,8 @@ from edgespec.system.disk import replace_file
 if TYPE_CHECKING:
     from edgespec.cli.service_manager import Command, ServiceManager
 
-_WAIT_S = 60.0  # for a command of the system
+_WAIT_S = 60.0  # for a command of the system, and for the end of the server
+_ASK_S = 0.2  # between two looks at the server while it ends
 _LINES = 50
 
 
@@ -89,7 +92,9 @@ def _install(options: argparse.Namespace) -> None:
             _run(command)
     except BaseException:  # Ctrl-C too: half a service is none
         try:
-            _try(manager.stop, *manager.uninstall)
+            with suppress(EdgeSpecError):
+                _halt(manager)
+            _try(*manager.uninstall)
         finally:
             manager.path.unlink(missing_ok=True)
         _try(*manager.forget)
@@ -162,7 +167,7 @@ def _start(options: argparse.Namespace) -> None:
 def _stop(options: argparse.Namespace) -> None:
     manager = _installed()
     if not manager.wake or _state(manager)[0]:
-        _run(manager.stop)
+        _halt(manager)
     _print_done(options, "stopped")
 
 
@@ -204,7 +209,7 @@ def _uninstall(options: argparse.Namespace) -> None:
         print_result(options, document, *commands[:first], f"# then {manager.path} is removed", *commands[first:])
         return
     if _state(manager)[0]:
-        _run(manager.stop)
+        _halt(manager)
     for command in manager.uninstall:
         _run(command)
     manager.path.unlink(missing_ok=True)
@@ -236,16 +241,29 @@ def _state(manager: "ServiceManager") -> tuple[bool, bool]:
     return is_loaded, is_loaded and manager.running in done.stdout
 
 
+def _halt(manager: "ServiceManager") -> None:
+    """Stop the service, and wait until it is unloaded where that takes a while.
+
+    Raises EdgeSpecError: The command fails, or the service is loaded for too long.
+    """
+    _run(manager.stop, manager.ending_codes)
+    deadline = time.monotonic() + _WAIT_S
+    while manager.ending_codes and _state(manager)[0]:
+        if time.monotonic() > deadline:
+            raise EdgeSpecError(f"the server is still ending after {_WAIT_S:.0f} s; wait, and try again")
+        time.sleep(_ASK_S)
+
+
 def _try(*commands: "Command") -> None:
     for command in commands:
         with suppress(EdgeSpecError):
             _call(command)
 
 
-def _run(command: "Command") -> None:
-    """Raises EdgeSpecError: The command fails."""
+def _run(command: "Command", accepted: Collection[int] = ()) -> None:
+    """Raises EdgeSpecError: The command fails, with a code that is not accepted."""
     done = _call(command)
-    if done.returncode:
+    if done.returncode and done.returncode not in accepted:
         said = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
         raise EdgeSpecError(f"{join_words(command)} failed: {said[-1]}{_advice(done.stderr)}")
 

@@ -46,6 +46,8 @@ class ServiceManager:
     ask: A command that ends with 0 if the service runs, and has a certain text in its output.
     running: This text. Without it a service that ends with 0 is loaded, but does not run.
     wake: Starts a service that is loaded; none where start and stop do in any state.
+    ending_codes: Exit codes with which stop, as with 0, leaves a service that ends and is loaded for a while yet, so
+        that it cannot be started; none where stop waits for its end.
     logs: The command that prints so many of the last lines, and goes on with new ones if it follows.
     """
 
@@ -61,6 +63,7 @@ class ServiceManager:
     forget: tuple[Command, ...] = ()
     running: str = ""
     wake: Command = ()
+    ending_codes: tuple[int, ...] = ()
 
 
 def find_manager(platform: str = sys.platform) -> ServiceManager:
@@ -157,6 +160,7 @@ def _launchd() -> ServiceManager:
         ask=("launchctl", "print", job),
         running="state = running",
         wake=("launchctl", "kickstart", job),
+        ending_codes=(36, 37),  # EINPROGRESS and EALREADY of macOS
         logs=lambda num, follows: ("tail", "-n", str(num), *(["-F"] if follows else []), str(log)),
     )
 

@@ -148,7 +148,7 @@ def test_a_session_without_systemd_leaves_nothing_and_says_what_to_do(
 
 
 @needs_shell
-def test_launchd_is_asked_for_the_state_before_it_changes(
+def test_launchd_is_asked_for_the_state_before_and_after_it_changes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state, tool = tmp_path / "state", tmp_path / "launchctl"
@@ -156,8 +156,9 @@ def test_launchd_is_asked_for_the_state_before_it_changes(
         f'#!/bin/sh\nstate=$(cat "{state}")\n'
         'case "$1 $state" in\n'
         f'"bootstrap none"|kickstart*waiting) echo running > "{state}";;\n'
-        f'"bootout running"|"bootout waiting") echo none > "{state}";;\n'
+        f'"bootout running"|"bootout waiting") echo ending > "{state}"; [ $state = waiting ] || exit 36;;\n'
         '"print running"|"print waiting") echo "state = $state";;\n'
+        f'"print ending") echo "state = running"; echo none > "{state}";;\n'
         "*) exit 5;;\nesac\n"
     )
     tool.chmod(0o755)
@@ -173,6 +174,7 @@ def test_launchd_is_asked_for_the_state_before_it_changes(
         ("running", "status", 0, "running"),
         ("waiting", "stop", 0, "none"),
         ("none", "stop", 0, "none"),
+        ("running", "stop", 0, "none"),
         ("none", "start", 0, "running"),
         ("waiting", "uninstall", 0, "none"),
     ]:
