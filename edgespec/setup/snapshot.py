@@ -100,10 +100,12 @@ class _Snapshot:
         needed = self.fetch_bytes(missing)
         require_disk_space(self.here, needed)
         for file in missing:
-            repository, sha = self.commit.repository, self.commit.sha
+            repository, sha, path = self.commit.repository, self.commit.sha, self.here / file.name
             self.hub.report(f"fetching {file.name} ({format_bytes(file.bytes)}) of {repository} at {sha[:12]}")
             with explain_write_errors(self.here, needed), explain_errors(repository, self.revision):
-                download(self.url(file), file, self.here / file.name, self.hub.report, self.hub.progress)
+                download(self.url(file), file, path, self.hub.report, self.hub.progress)
+                if path.suffix in WEIGHTS:  # each at once, since the next ones may take another run
+                    mark_new([path])
 
     def require_fetching(self, missing: list[RemoteFile]) -> None:
         if missing and self.hub.is_offline:
@@ -187,7 +189,6 @@ class HubFolder:
                     with snapshot.preview(texts, weights) as preview:
                         judge(preview)
                 snapshot.complete(weights)
-                mark_new(snapshot.here / file.name for file in missing)
             if snapshot.here.is_relative_to(self.path):
                 self.hold(snapshot.here.parent)
         commit = snapshot.commit

@@ -533,6 +533,18 @@ def test_a_download_whose_export_never_began_is_deleted_after_the_next_one(
     assert not list((home / "downloads" / "hub").iterdir())
 
 
+@pytest.mark.usefixtures("repository")
+def test_a_download_that_took_several_runs_is_deleted_whole(hub: FakeHub, tmp_path: Path) -> None:
+    hub.faults["model-00002-of-00002.safetensors"] = [("cut", 9000)] + [503] * 4
+    home = ModelHome(tmp_path, open_decoder=open_decoder)
+    with pytest.raises(ModelError, match="stopped at"):
+        home.resolve("org/tiny")
+    assert downloads(tmp_path) == ["model-00001-of-00002.safetensors"]
+    home.resolve("org/tiny")
+    home.settle_downloads(keep=False)
+    assert not list((tmp_path / "downloads" / "hub").iterdir())
+
+
 def test_a_form_is_added_to_a_pair_without_fetching_what_it_is_not_made_of(
     hub: FakeHub, tiny_gguf: Path, tiny_model: Path, output: Path
 ) -> None:
