@@ -29,7 +29,7 @@ _PIPED = re.compile(r"<[|｜][^<>\s]+[|｜]>")
 END_OF_TURN = (
     "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "<|end|>",
     "<end_of_turn>", "<turn|>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<eos>", "</s>",
-    "<|observation|>", "<|tool_response>", "<start_function_response>",  # behind calls: GLM-4, Gemma 4, FunctionGemma
+    "<|observation|>", "<|tool_response>", "<start_function_response>",  # behind calls of GLM-4 and Gemma
 )  # fmt: skip
 # In gpt-oss an answer has several messages, and <|end|> is behind one of them.
 _END_OF_MESSAGES = ("<|return|>", "<|call|>", "<|endoftext|>")
