@@ -3,6 +3,7 @@
 Runs nothing.
 """
 
+import ntpath
 import os
 import plistlib
 import re
@@ -46,8 +47,8 @@ class ServiceManager:
     ask: A command that ends with 0 if the service runs, and has a certain text in its output.
     running: This text. Without it a service that ends with 0 is loaded, but does not run.
     wake: Starts a service that is loaded; none where start and stop do in any state.
-    ending_codes: Exit codes with which stop, as with 0, leaves a service that ends and is loaded for a while yet, so
-        that it cannot be started; none where stop waits for its end.
+    ending_codes: Exit codes of stop that are no failure: as after 0, the service is loaded until it has ended, and
+        cannot be started. None where stop waits for its end.
     logs: The command that prints so many of the last lines, and goes on with new ones if it follows.
     """
 
@@ -198,7 +199,10 @@ def _task(words: list[str]) -> bytes:
     for word in words:
         if "%" in word or "$(" in word:
             raise UsageError(f"the Task Scheduler replaces % and $( in '{word}'; use a name or folder without it")
-    trigger = {"LogonTrigger": {"Enabled": "true"}}
+    # Without a user the trigger is the logon of anybody, which administrators alone may register.
+    user = {"UserId": ntpath.expandvars(r"%USERDOMAIN%\%USERNAME%")}
+    trigger = {"LogonTrigger": {"Enabled": "true", **user}}
+    principal = {"Principal": {**user, "LogonType": "InteractiveToken", "RunLevel": "LeastPrivilege"}}
     settings = {
         "MultipleInstancesPolicy": "IgnoreNew",
         "DisallowStartIfOnBatteries": "false",
@@ -208,7 +212,7 @@ def _task(words: list[str]) -> bytes:
     }
     action = {"Exec": {"Command": words[0], "Arguments": subprocess.list2cmdline(words[1:])}}
     root = ElementTree.Element("Task", {"version": "1.2", "xmlns": _TASK_SPACE})
-    _add_elements(root, {"Triggers": trigger, "Settings": settings, "Actions": action})
+    _add_elements(root, {"Triggers": trigger, "Principals": principal, "Settings": settings, "Actions": action})
     ElementTree.indent(root)
     content: bytes = ElementTree.tostring(root, "utf-16", xml_declaration=True)
     return content

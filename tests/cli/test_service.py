@@ -19,6 +19,7 @@ from edgespec.cli.main import command_parser, main
 from edgespec.cli.service_manager import ServiceManager, ServiceProgram, find_manager
 
 ODD = ("/opt/a b/python", "serve", "--x=%n $HOME \"q\" 'a' \\ ü", "tab\there", ";", "<&>")
+TASKS = "http://schemas.microsoft.com/windows/2004/02/mit/task"
 NO_BUS = "Failed to connect to bus: No medium found"
 
 
@@ -249,6 +250,14 @@ def test_a_task_of_windows_is_a_command_that_serve_takes(
     started = command_parser().parse_args(shlex.split(written or "")[3:])
     assert (started.command, started.model) == ("serve", str(tiny_model))
     assert str(started.log) == str(manager.path.with_name("service.log"))
+
+
+def test_a_task_of_windows_is_for_its_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USERDOMAIN", "DESK")
+    monkeypatch.setenv("USERNAME", "Ann Lee")
+    root = ElementTree.fromstring(content(find_manager("win32"), (*ODD[:1], "serve")))
+    users = {path: root.findtext(path, None, {"": TASKS}) for path in ("Triggers//UserId", "Principals//UserId")}
+    assert users == dict.fromkeys(users, r"DESK\Ann Lee")  # otherwise only an administrator may register it
 
 
 def test_a_drafter_of_the_environment_is_written_as_a_whole_path(
