@@ -34,7 +34,7 @@ def finish_compacting(session: ChatSession) -> None:
         session.info("the summary was not finished, so nothing has changed")
         return
     before, num_before = conversation.transcript(session.model), conversation.num_tokens
-    path, name = session.file, session.name
+    file = session.file, session.autosave.seen if session.autosave else None, session.name
     last = before.messages[max(i for i, each in enumerate(before.messages) if each.role == "user") :]
     system = [message for message in before.messages if message.role == "system"]
     folded = (*system, Message("user", SUMMARY_REQUEST), Message("assistant", summary), *last)
@@ -47,7 +47,7 @@ def finish_compacting(session: ChatSession) -> None:
         )
         return
     session.start_new_file()
-    session.before_compacting = before, path, name
+    session.before_compacting = before, *file
     session.save()
     session.info(
         f"{num_before} tokens became {conversation.num_tokens}: the summary above, and your last message; "
@@ -59,11 +59,11 @@ def undo_compacting(session: ChatSession) -> None:
     """Bring the conversation back as it was. Raises UsageError: it was not shortened, or has gone on since."""
     if session.before_compacting is None:
         raise UsageError("this conversation was not shortened here; /chats lists the earlier ones")
-    before, path, name = session.before_compacting
+    before, path, seen, name = session.before_compacting
     session.conversation.restore(before)
     session.start_new_file()
     if session.autosave and path:
-        session.autosave.go_on_in(path)
+        session.autosave.go_on_in(path, seen)
     session.name, session.before_compacting = name, None
     session.save()
     session.info(f"the whole conversation is back: {len(session.conversation.messages)} messages")

@@ -137,7 +137,7 @@ class AutosaveFile:
         self._mark = ExitStack()
         if self.path:
             self._begin(self.path)
-        self._seen = _fingerprint(self.path)
+        self.seen = _fingerprint(self.path)  # as it was read or written the last time
 
     def close(self) -> None:
         """Let other chats go on with this one."""
@@ -170,21 +170,21 @@ class AutosaveFile:
                 self.report(f"this conversation is not saved: cannot write {self.folder} ({error.strerror})")
         return transcript.name
 
-    def go_on_in(self, path: Path) -> None:
-        """Write another file from now on."""
-        self.path, self._seen = path, _fingerprint(path)
+    def go_on_in(self, path: Path, seen: tuple[int, int] | None = None) -> None:
+        """Write another file from now on; seen: its fingerprint when it was written, if that is long ago."""
+        self.path, self.seen = path, seen or _fingerprint(path)
         self._begin(path)
 
     def start_new_file(self) -> None:
         """Leave the file as it is; the next write makes another one."""
         self._mark.close()
-        self.path, self._seen = None, None
+        self.path, self.seen = None, None
 
     def _write(self, transcript: Transcript) -> Transcript:
         """Returns what was written."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.path
-        if path is None or _fingerprint(path) != self._seen:
+        if path is None or _fingerprint(path) != self.seen:
             path = self.folder / f"{datetime.now():%Y-%m-%d-%H%M%S}-{secrets.token_hex(2)}{SUFFIX}"
         is_another = self.path is not None and path != self.path
         if is_another and transcript.name:
@@ -198,7 +198,7 @@ class AutosaveFile:
         if path != self.path:
             self.path = path
             self._begin(path)
-        self._seen = _fingerprint(path)
+        self.seen = _fingerprint(path)
         return transcript
 
 

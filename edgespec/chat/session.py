@@ -52,7 +52,8 @@ class ChatSession:
     thinking_view: str = THINKING_VIEWS[0]  # how reasoning is printed, one of THINKING_VIEWS
     is_continued: bool = False  # the current answer was given to begin with
     opens_reasoning: bool = False  # the prompt of the current answer does, so that its text begins with reasoning
-    before_compacting: tuple[Transcript, Path | None, str | None] | None = None  # with its file and name
+    # With its file, the fingerprint of that, and its name.
+    before_compacting: tuple[Transcript, Path | None, tuple[int, int] | None, str | None] | None = None
     prefill: str = ""  # how the next answer is to begin
     tools: ToolBox | None = None
     permit: Permit | None = None  # asks whether a tool may be run; None: nobody can be asked

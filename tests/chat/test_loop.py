@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 import tiny
 from rich.console import Console
+from rule_chat import RuleEngine
 
 from edgespec import Message, ModelError, SamplingParams, UsageError, load
 from edgespec.chat.clipboard import code_blocks, find_commands, osc52
 from edgespec.chat.command import NOTHING, is_command, split_command, unescape_message
 from edgespec.chat.commands import COMMANDS, run_command
-from edgespec.chat.compacting import begin_compacting, finish_compacting
+from edgespec.chat.compacting import SUMMARY_REQUEST, begin_compacting, finish_compacting
 from edgespec.chat.files import AutosaveFile
-from edgespec.chat.loop import _obey, _prompt_progress, _run, _save_regularly
+from edgespec.chat.loop import _follow, _obey, _prompt_progress, _run, _save_regularly
 from edgespec.chat.past_rounds import last_lines
 from edgespec.chat.plain import PlainPrinter, Waiting, is_plain
 from edgespec.chat.printer import OriginPrinter, TokenTexts
@@ -695,3 +696,38 @@ def test_a_summary_that_is_longer_than_the_conversation_changes_nothing(session:
     finish_compacting(session)
     assert "nothing has changed: the summary and your last message would take" in said[-1]
     assert session.conversation.messages == before
+
+
+def ruled(folder: Path, script: dict[str, Any]) -> ChatSession:
+    """A chat that answers by a script and is saved in a folder, with two long messages in it."""
+    engine: Any = RuleEngine({"long " * 50: ["Well."], **script})
+    session = ChatSession(
+        conversation=Conversation(engine),
+        model="rule",
+        drafter="none",
+        open_engine=lambda model, drafter: engine,
+        describe_plan=lambda model, drafter: "",
+        info=lambda line: None,
+        autosave=AutosaveFile(folder, lambda line: None),
+    )
+    for _ in range(2):
+        answer(session, "long " * 50)
+    return session
+
+
+def test_compact_undo_leaves_what_another_chat_has_added_to_the_file_meanwhile(tmp_path: Path) -> None:
+    session = ruled(tmp_path, {SUMMARY_REQUEST: ["In short."]})
+    path, whole = session.file, session.conversation.messages
+    assert path is not None
+    output(session, "/name plans")
+    _follow(session, run_command(session, "/compact"))
+    assert session.conversation.messages != whole
+    more = (Message("user", "new"), Message("assistant", "Yes."))
+    other = replace(Transcript.read(path), messages=(*whole, *more))
+    other.write(path)
+    output(session, "/compact undo")
+    assert Transcript.read(path) == other
+    assert session.conversation.messages == whole
+    assert session.file != path
+    assert session.name == "plans (2)"
+    assert Transcript.read(session.file or Path()).messages == whole
