@@ -74,7 +74,7 @@ def _install(options: argparse.Namespace) -> None:
     if options.port == 0:
         raise UsageError("--port 0 is another port after each start; name one, or leave it out for 8080")
     content = manager.describe(ServiceProgram(_words(options), _variables(manager)))
-    commands = [join_words(command) for command in manager.install]
+    commands = [join_words(command) for command in (*manager.reset, *manager.install)]
     if options.dry_run:
         text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8")
         document = {"path": str(manager.path), "content": text, "commands": commands}
@@ -88,6 +88,7 @@ def _install(options: argparse.Namespace) -> None:
         url = url_of(listening)
     _write(manager.path, content)
     try:
+        _try(*manager.reset)
         for command in manager.install:
             _run(command)
     except BaseException:  # Ctrl-C too: half a service is none
@@ -160,6 +161,7 @@ def _start(options: argparse.Namespace) -> None:
     manager = _installed()
     is_loaded, is_running = _state(manager) if manager.wake else (False, False)
     if not is_running:
+        _try(*manager.reset)
         _run(manager.wake if is_loaded else manager.start)
     _print_done(options, "started")
 
@@ -213,8 +215,7 @@ def _uninstall(options: argparse.Namespace) -> None:
     for command in manager.uninstall:
         _run(command)
     manager.path.unlink(missing_ok=True)
-    for command in manager.forget:
-        _run(command)
+    _try(*manager.forget)
     print_result(options, {"removed": str(manager.path)}, f"removed {manager.path}")
 
 

@@ -43,7 +43,8 @@ class ServiceManager:
     describe: Makes the content of this file.
     install: Commands once the file is written; the service runs then.
     uninstall: Commands before the file is removed, once the service has stopped.
-    forget: Commands once the file is removed.
+    reset: Commands before a start, for which earlier failures then do not count.
+    forget: Commands once the file is removed. These and those of reset may fail.
     ask: A command that ends with 0 if the service runs, and has a certain text in its output.
     running: This text. Without it a service that ends with 0 is loaded, but does not run.
     wake: Starts a service that is loaded; none where start and stop do in any state.
@@ -61,6 +62,7 @@ class ServiceManager:
     uninstall: tuple[Command, ...]
     ask: Command
     logs: Callable[[int, bool], Command]
+    reset: tuple[Command, ...] = ()
     forget: tuple[Command, ...] = ()
     running: str = ""
     wake: Command = ()
@@ -74,6 +76,7 @@ def find_manager(platform: str = sys.platform) -> ServiceManager:
 
 def _systemd() -> ServiceManager:
     control, unit = ("systemctl", "--user"), "edgespec.service"
+    reset = (*control, "reset-failed", unit)
     folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return ServiceManager(
         name="systemd",
@@ -84,7 +87,8 @@ def _systemd() -> ServiceManager:
         stop=(*control, "stop", unit),
         # --now: a service that waits for its next start is not active, and would be started all the same.
         uninstall=((*control, "disable", "--now", unit),),
-        forget=((*control, "daemon-reload"),),
+        reset=(reset,),
+        forget=(reset, (*control, "daemon-reload")),
         ask=(*control, "is-active", "--quiet", unit),
         logs=lambda num, follows: (
             *("journalctl", "--user", "--unit", unit, "--lines", str(num), "--no-pager"),

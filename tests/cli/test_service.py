@@ -96,7 +96,12 @@ def test_a_service_is_installed_asked_and_removed(
     assert path.stat().st_mode & 0o777 == 0o600
     unit = path.read_text()
     assert f'Environment="EDGESPEC_HOME={tmp_path / "a home"}"' in unit
-    assert systemctl() == ["systemctl --user daemon-reload", "systemctl --user enable --now edgespec.service"]
+    reset = "systemctl --user reset-failed edgespec.service"  # else systemd refuses a start after ten failures
+    assert systemctl() == [
+        reset,
+        "systemctl --user daemon-reload",
+        "systemctl --user enable --now edgespec.service",
+    ]
 
     words = unit_words(unit)
     assert words[:4] == [f":{sys.executable}", "-P", "-m", "edgespec"]
@@ -113,15 +118,21 @@ def test_a_service_is_installed_asked_and_removed(
         assert main(["service", *action]) == 0
     monkeypatch.setenv("FAILS", "is-active")  # as while it waits for its next start
     assert main(["service", "uninstall"]) == 0
-    assert systemctl()[3:] == [
+    assert systemctl()[4:] == [
         "systemctl --user stop edgespec.service",
+        reset,
         "systemctl --user start edgespec.service",
         "journalctl --user --unit edgespec.service --lines 3 --no-pager",
         "systemctl --user is-active --quiet edgespec.service",
         "systemctl --user disable --now edgespec.service",
+        reset,
         "systemctl --user daemon-reload",
     ]
     assert not path.exists()
+    monkeypatch.setenv("FAILS", "reset-failed")  # as where nothing has failed
+    for action in (["install", "--port", str(port)], ["start"], ["uninstall"]):
+        assert main(["service", *action]) == 0
+    capsys.readouterr()
     assert main(["service", "stop"]) == 2
     assert "edgespec service install" in capsys.readouterr().err
 
@@ -141,9 +152,10 @@ def test_a_session_without_systemd_leaves_nothing_and_says_what_to_do(
     assert NO_BUS in said
     assert "loginctl enable-linger" in said
     assert not (tmp_path / "settings" / "systemd" / "user" / "edgespec.service").exists()
-    assert systemctl()[-3:] == [
+    assert systemctl()[-4:] == [
         "systemctl --user stop edgespec.service",
         "systemctl --user disable --now edgespec.service",
+        "systemctl --user reset-failed edgespec.service",
         "systemctl --user daemon-reload",
     ]
 
