@@ -44,7 +44,7 @@ _READ = {
     *(f"attention.{key}" for key in ("sliding_window", "sliding_window_pattern")),
     *(f"rope.{key}" for key in ("dimension_count", "freq_base", "freq_base_swa", "scale_linear")),
     *(f"rope.scaling.{key}" for key in ("type", "factor", "original_context_length", "attn_factor", "finetuned")),
-    *(f"rope.scaling.{key}" for key in ("yarn_beta_fast", "yarn_beta_slow")),
+    *(f"rope.scaling.{key}" for key in ("yarn_beta_fast", "yarn_beta_slow", "yarn_attn_factor")),
 }
 _READ_OF = {
     "mistral3.": ("attention.temperature_scale", "rope.scaling.yarn_log_multiplier"),
@@ -59,7 +59,6 @@ _READ_OF = {
 _UNUSED: dict[str, float] = {
     "attention.clamp_kqv": 0,
     "attention.max_alibi_bias": 0,
-    "rope.scaling.yarn_attn_factor": 1,
     "rope.scaling.yarn_ext_factor": 1,
     "rope.scaling.yarn_log_multiplier": 0,
 }

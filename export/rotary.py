@@ -78,12 +78,16 @@ def rotary_from_gguf(
     if kind == "yarn":
         for key in ("factor", "original_context_length"):
             stated.number(f"rope.scaling.{key}")
-        # The file's attn_factor is beside the factor of the method, as in llama.cpp.
         names = {"factor": "factor", "original_max_position_embeddings": "original_context_length"}
         names |= {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
         names |= dict.fromkeys(("mscale", "mscale_all_dim"), "yarn_log_multiplier")
         given = {name: stated.get(f"rope.scaling.{key}") for name, key in names.items()}
-        given["truncate"] = is_rounded
+        # Up to 1 it is a factor beside that of the method, which transformers and llama.cpp leave out.
+        whole = stated.number("rope.scaling.yarn_attn_factor", 1.0)
+        given |= {"truncate": is_rounded, "attention_factor": whole if whole > 1 else None}
+        # attn_factor is beside the factor of the method, as in llama.cpp, but converters of OLMo 3 wrote the whole.
+        if scale and stated.prefix in ("olmo2.", "olmo3."):
+            given["attention_factor"], scale = scale, None
         found = _yarn(SourceSettings(stated.path, given), theta, inv_freq)
         return replace(found, scale=found.scale * (scale or 1.0))
     raise SourceError(

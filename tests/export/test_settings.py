@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import tiny
-from families import FAMILIES, weights_of
+from families import FAMILIES, GGUF_KEYS, weights_of, write_source
 
 from edgespec.errors import SourceError
 from edgespec.export.convert import export_model
@@ -139,6 +139,32 @@ def test_scaling_under_its_older_name_is_not_replaced_by_what_is_assumed() -> No
     stated = decoder_part({**config, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, {})[0]
     assert stated["rope_parameters"] is None
     assert stated["rope_theta"] == 1.5e5
+
+
+@pytest.mark.parametrize(
+    ("family", "stated", "in_gguf"),
+    [
+        ("qwen2-yarn", {"attention_factor": 1.25}, "yarn_attn_factor"),
+        ("qwen2-yarn", {"attn_factor": 0.8782488562869419}, "yarn_attn_factor"),  # DeepSeek-R1-0528-Qwen3-8B
+        ("olmo3", {"attention_factor": 1.25}, "yarn_attn_factor"),
+        ("olmo3", {"attention_factor": 1.25}, "attn_factor"),
+    ],
+)
+def test_factor_of_yarn_is_that_of_the_folder_that_a_gguf_file_was_made_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, stated: dict[str, float], in_gguf: str
+) -> None:
+    """llama.cpp's converter writes both keys as one, of which transformers reads attention_factor alone."""
+    (value,) = stated.values()
+    monkeypatch.setitem(GGUF_KEYS, family, GGUF_KEYS[family] | {f"rope.scaling.{in_gguf}": value})
+    config = FAMILIES[family]["config"]
+    rope = config["rope_parameters"]
+    rope = {"full_attention": rope["full_attention"] | stated} if family == "olmo3" else rope | stated
+    config = config | {"rope_parameters": config["rope_parameters"] | rope}
+    found = read_source(write_source(tmp_path, family, "gguf")).config
+    scales = [
+        [layer.rotary and layer.rotary.scale for layer in each.layers] for each in (found, decoder_of(config))
+    ]
+    assert scales[0] == pytest.approx(scales[1])
 
 
 @pytest.mark.parametrize(("family", "period"), [("gemma3", 6), ("exaone4", 4)])
