@@ -14,7 +14,7 @@ from edgespec.decoding.tree import Tree
 from edgespec.draft.acceptance_rates import AcceptanceChange
 from edgespec.draft.costs import Gain, PassCosts, measured_gain
 from edgespec.draft.timeline import Interval
-from edgespec.engine.reasoning import CLOSE, OPEN, ReasoningGate, split_reasoning
+from edgespec.engine.reasoning import ReasoningGate, split_reasoning
 from edgespec.grammar.python_type import read_value
 from edgespec.setup.usage import Usage
 from edgespec.system.units import format_speed
@@ -180,18 +180,12 @@ class Completion:
     @property
     def reasoning(self) -> str:
         """The reasoning of a thinking model before it answered; empty where it did not."""
-        return self._parts[0]
+        return split_reasoning(self.text)[0]
 
     @property
     def answer(self) -> str:
         """The text after the reasoning; all of it where there is none."""
-        return self._parts[1]
-
-    @property
-    def _parts(self) -> tuple[str, str]:
-        # Where the prompt has opened the reasoning, its end alone is in the text.
-        head, mark, _ = self.text.partition(CLOSE)
-        return split_reasoning(self.text, is_open=bool(mark) and OPEN not in head)
+        return split_reasoning(self.text)[1]
 
     @property
     def message(self) -> dict[str, Any]:

@@ -155,8 +155,14 @@ class ReasoningGate:
         return taken
 
 
-def split_reasoning(text: str, *, is_open: bool = False) -> tuple[str, str]:
-    """The reasoning and the answer of a whole text; is_open as for ReasoningStream."""
+def split_reasoning(text: str, *, is_open: bool | None = None) -> tuple[str, str]:
+    """The reasoning and the answer of a whole text.
+
+    is_open: As for ReasoningStream; by default where the text has only the mark that ends the reasoning.
+    """
+    if is_open is None:
+        head, mark, _ = text.partition(CLOSE)
+        is_open = bool(mark) and OPEN not in head
     stream = ReasoningStream(is_open=is_open)
     parts = [*stream.push(text), *stream.end()]
     return (

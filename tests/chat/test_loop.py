@@ -18,7 +18,7 @@ from rich.console import Console
 from rule_chat import RuleEngine
 
 from edgespec import Message, ModelError, SamplingParams, UsageError, load
-from edgespec.chat.clipboard import code_blocks, find_commands, osc52
+from edgespec.chat.clipboard import code_blocks, find_commands, osc52, text_to_copy
 from edgespec.chat.command import NOTHING, is_command, split_command, unescape_message
 from edgespec.chat.commands import COMMANDS, run_command
 from edgespec.chat.compacting import SUMMARY_REQUEST, begin_compacting, finish_compacting
@@ -731,3 +731,17 @@ def test_compact_undo_leaves_what_another_chat_has_added_to_the_file_meanwhile(t
     assert session.file != path
     assert session.name == "plans (2)"
     assert Transcript.read(session.file or Path()).messages == whole
+
+
+def test_reasoning_that_the_prompt_has_opened_is_no_part_of_the_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = ruled(
+        tmp_path, {"why": ["thought\n</think>\n\nword"], SUMMARY_REQUEST: ["so\n</think>\n\nIn short."]}
+    )
+    answer(session, "why")
+    assert text_to_copy(session, "") == "word"
+    output(session, "/history 1")
+    assert capsys.readouterr().err.endswith("why\n\nword\n")
+    _follow(session, run_command(session, "/compact"))
+    assert session.conversation.rounds[0].answer == "In short."

@@ -35,6 +35,8 @@ def test_reasoning_is_told_from_the_answer_and_every_character_kept(
     assert "".join(part.text for part in parts if part.is_reasoning).rstrip() == reasoning
     assert "".join(part.text for part in parts if not part.is_reasoning) == answer
     assert split_reasoning(text, is_open=is_open) == (reasoning, answer)
+    if answer or not is_open:  # so that the text tells whether the prompt has opened the reasoning
+        assert split_reasoning(text) == (reasoning, answer)
     gated = [*map(gate.push, pieces), gate.end()]
     inside, behind = ("".join(part) for part in zip(*gated, strict=True))
     assert inside + behind == text
