@@ -30,6 +30,10 @@ _FIX = "get the folder again from a place that you trust"
 def inspect(folder: Path, manifest: Manifest) -> Manifest:
     """Check the graph of a foreign folder; returns the manifest with its cache's type and its optional inputs.
 
+    Its context ends where longer texts have other angles (longrope): the keys in the cache do not have these.
+
+    Its context ends where longer texts take other angles (longrope), which the keys in the cache would lack.
+
     Raises:
         IntegrityError: Weights that lie outside the folder, in no plain file, or beyond its end.
         ManifestError: No graph, or one with operators that ONNX Runtime does not have.
@@ -37,6 +41,8 @@ def inspect(folder: Path, manifest: Manifest) -> Manifest:
     model = _read(folder / manifest.graph)
     _check_domains(folder / manifest.graph, model)
     _check_weights(folder, model)
+    manifest = replace(manifest, context_length=min([manifest.context_length, *_borders(folder, model.graph)]))
+    manifest = replace(manifest, context_length=min([manifest.context_length, *_borders(folder, model.graph)]))
     return _complete(folder / manifest.graph, manifest, model.graph)
 
 
@@ -210,6 +216,27 @@ def _check_file(folder: Path, name: str, what: str) -> int:
     if is_pointer(path):
         raise IntegrityError(f"{path} {POINTER}")
     return state.st_size
+
+
+def _borders(folder: Path, graph: Any) -> list[int]:
+    """The lengths in tokens that a graph compares the text's with, to choose its table of angles."""
+    from onnx import TensorProto, numpy_helper
+
+    constants = (node for node in graph.node if node.op_type == "Constant")
+    values = {tensor.name: tensor for tensor in graph.initializer}
+    values |= {name: part.t for node in constants for name in node.output for part in node.attribute}
+    conditions = {name for node in graph.node if node.op_type == "If" for name in node.input}
+    # Without If, as for DirectML, the last position says whether all move to the second half of one table.
+    lasts = {name for node in graph.node if node.op_type == "ReduceMax" for name in node.output}
+    compared = (node for node in graph.node if node.op_type in ("Greater", "GreaterOrEqual"))
+    chosen = (node for node in compared if conditions & {*node.output} or lasts & {*node.input})
+    found = [values[name] for node in chosen for name in node.input if name in values]
+    whole = [each for each in found if each.data_type in (TensorProto.INT64, TensorProto.INT32)]
+    try:
+        numbers = [int(numpy_helper.to_array(each, str(folder))) for each in whole]
+    except (ValueError, TypeError) as error:
+        raise ManifestError(f"{folder} has a damaged number in its graph ({error}); {_FIX}") from None
+    return [number for number in numbers if number > 0]
 
 
 def _complete(path: Path, manifest: Manifest, graph: Any) -> Manifest:

@@ -144,6 +144,43 @@ def test_input_that_only_the_configuration_has_is_left_out(folder: Path) -> None
         assert engine.manifest.signature.position_ids is None
 
 
+@pytest.mark.parametrize("compared", ["Greater", "GreaterOrEqual"])
+def test_context_ends_where_a_long_text_takes_other_angles(folder: Path, compared: str) -> None:
+    """As the builder writes longrope: angles by the text's length, or for DirectML from the second half of a table."""
+
+    def choose(model: onnx.ModelProto) -> None:
+        length = "/model/attn_mask_reformat/attn_mask_subgraph/Gather/output_0"
+        border = helper.make_node(
+            "Constant", [], ["border"], value=helper.make_tensor("", TensorProto.INT64, [], [40])
+        )
+        if compared == "Greater":
+            angles = [tensor for tensor in model.graph.initializer if tensor.name in ("cos_cache", "sin_cache")]
+            values = [helper.make_tensor_value_info(one.name, TensorProto.FLOAT, one.dims) for one in angles]
+            branch = helper.make_graph([], "angles", [], values, angles)
+            names = [one.name for one in angles]
+            chosen = helper.make_node("If", ["is_long"], names, then_branch=branch, else_branch=branch)
+            for one in angles:
+                model.graph.initializer.remove(one)
+        else:
+            chosen = helper.make_node("Cast", ["is_long"], ["moved"], to=TensorProto.INT64)
+        kind = "ReduceMax" if compared == "GreaterOrEqual" else "Identity"
+        nodes = [
+            border,
+            helper.make_node(kind, [length], ["last"]),
+            helper.make_node(compared, ["last", "border"], ["is_long"]),
+        ]
+        at = 1 + next(at for at, node in enumerate(model.graph.node) if length in node.output)
+        for node in (chosen, *reversed(nodes)):
+            model.graph.node.insert(at, node)
+
+    edit(folder, choose)
+    with load(folder, drafter="none") as engine:
+        assert engine.manifest.context_length == 40
+        assert engine.generate("the", max_tokens=2).token_ids
+        with pytest.raises(EdgeSpecError, match="40"):
+            engine.generate("the " * 50)
+
+
 def test_it_can_draft_for_another_model(folder: Path, tiny_model: Path) -> None:
     with load(tiny_model, drafter="none", deterministic=True) as engine:
         plain = engine.generate("the in", max_tokens=20).token_ids
