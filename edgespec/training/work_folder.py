@@ -15,7 +15,7 @@ from edgespec.export.sources import LoadedSource
 from edgespec.system.disk import explain_write_errors, hold_lock, replace_file
 from edgespec.system.text_files import decode_text
 from edgespec.training.fit import Recipe, find_device
-from edgespec.training.packing import Text
+from edgespec.training.packing import Text, num_shared
 from edgespec.training.stored_texts import StatesFile, TextsFile
 from edgespec.training.warm_start import read_layers
 
@@ -128,7 +128,8 @@ class WorkFolder:
         Where no prompts are kept aside these are some of twelve, the same ones in each run, or one at least. A
         text that begins with a prompt, or with what a stored text has of it, counts as one of this prompt.
         """
-        prompts = [self._prompt_of(text) for text in texts]
+        first = max(1, num_shared(texts))
+        prompts = [self._prompt_of(text, first) for text in texts]
         is_held_out = [text.is_held_out for text in texts]
         if texts and not any(is_held_out):
             places = [_place_of(prompt) for prompt in prompts]
@@ -144,16 +145,17 @@ class WorkFolder:
 
         return held_out, [text for text in texts if not is_known(text)]
 
-    def _prompt_of(self, text: Text) -> bytes:
+    def _prompt_of(self, text: Text, first: int) -> bytes:
         """The tokens by which texts of one prompt are known.
 
-        Where a stored text's answer begins is a guess: its prompt is known up to the end of the user's turn, if
-        the chat template marks that by an end token. Some templates also begin with such a token.
+        Where a stored text's answer begins is a guess, half of the text at most: its prompt is known up to the end
+        of the user's turn, if the chat template marks that by an end token. Those before the first token in which
+        texts differ mark no prompt: some templates begin a text, or the user's turn, with such a token.
         """
-        if text.num_prompt <= _STORED:
-            ends = np.isin(text.tokens[: min(_STORED, len(text.tokens) - 1)], self.loaded.vocabulary.eos_token_ids)
-            if num_tokens := 1 + max(np.flatnonzero(ends[1:]) + 1, default=-1):
-                return text.tokens[:num_tokens].tobytes()
+        if not text.is_held_out and text.num_prompt == min(_STORED, len(text.tokens) // 2):
+            head = text.tokens[first : min(_STORED, len(text.tokens) - 1)]
+            if len(ends := np.flatnonzero(np.isin(head, self.loaded.vocabulary.eos_token_ids))):
+                return text.tokens[: first + ends[-1] + 1].tobytes()
         return text.prompt
 
 

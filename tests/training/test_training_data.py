@@ -4,6 +4,7 @@ import errno
 import json
 from collections import Counter
 from collections.abc import Sequence
+from hashlib import sha256
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
@@ -206,6 +207,39 @@ def test_stored_answers_to_a_prompt_that_is_held_out_are_not_trained_on(
         assert len(held_out) + len(trained) == 42
         assert 2 <= len(held_out) < 20
         assert not {text.tokens[1] for text in held_out} & {text.tokens[1] for text in trained}
+
+
+@pytest.mark.parametrize("is_exact", [False, True])
+def test_an_end_token_that_only_begins_a_turn_marks_no_prompt(tmp_path: Path, *, is_exact: bool) -> None:
+    """As in GLM-4: token 7 begins the user's turn, and 9 the answer; a stored answer may begin anywhere."""
+    vocabulary = SimpleNamespace(eos_token_ids=(7,), vocab_size=500)
+    loaded: Any = SimpleNamespace(vocabulary=vocabulary, config=vocabulary)
+    texts, folder = TextsFile(tmp_path / "texts.jsonl", 500), WorkFolder(tmp_path, loaded, TrainingOptions())
+    for first in range(20, 60):
+        tokens = [5, 6, 7, first, 9, *range(200, 211 if first % 2 else 205)]
+        cut = 5 if is_exact else len(tokens) // 2
+        texts.add(first, np.array(tokens[:cut], np.int32), tuple(tokens[cut:]))
+    held_out, trained = folder.split(texts.texts)
+    assert len(held_out) + len(trained) == 40
+    assert 1 <= len(held_out) < 20
+    texts.add(-1, np.array([5, 6, 7, 20, 9], np.int32), (450, 451))
+    held_out, trained = folder.split(texts.texts)
+    assert [text.tokens[-1] for text in held_out] == [451]
+    assert [text.tokens[3] for text in trained] == [*range(21, 60)]
+
+
+def test_prompts_that_are_known_exactly_have_their_places_by_all_of_their_tokens(tmp_path: Path) -> None:
+    """So they had before stored texts were told apart, and a training that was begun then goes on as it was."""
+    vocabulary = SimpleNamespace(eos_token_ids=(2,), vocab_size=500)
+    loaded: Any = SimpleNamespace(vocabulary=vocabulary, config=vocabulary)
+    texts, folder = TextsFile(tmp_path / "texts.jsonl", 500), WorkFolder(tmp_path, loaded, TrainingOptions())
+    for first in range(20, 60):
+        texts.add(first, np.array([7, first, 2, 9], np.int32), (3, 4, 5, 6, 7, 8))
+    places = [sha256(np.array([7, first, 2, 9], np.int32)).digest()[:4] for first in range(20, 60)]
+    held_out, _ = folder.split(texts.texts)
+    assert [text.tokens[1] - 20 for text in held_out] == [
+        number for number, place in enumerate(places) if int.from_bytes(place) / 2**32 <= 1 / 12
+    ]
 
 
 def test_states_for_which_there_is_no_room_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
