@@ -30,8 +30,6 @@ _FIX = "get the folder again from a place that you trust"
 def inspect(folder: Path, manifest: Manifest) -> Manifest:
     """Check the graph of a foreign folder; returns the manifest with its cache's type and its optional inputs.
 
-    Its context ends where longer texts have other angles (longrope): the keys in the cache do not have these.
-
     Its context ends where longer texts take other angles (longrope), which the keys in the cache would lack.
 
     Raises:
@@ -41,7 +39,6 @@ def inspect(folder: Path, manifest: Manifest) -> Manifest:
     model = _read(folder / manifest.graph)
     _check_domains(folder / manifest.graph, model)
     _check_weights(folder, model)
-    manifest = replace(manifest, context_length=min([manifest.context_length, *_borders(folder, model.graph)]))
     manifest = replace(manifest, context_length=min([manifest.context_length, *_borders(folder, model.graph)]))
     return _complete(folder / manifest.graph, manifest, model.graph)
 

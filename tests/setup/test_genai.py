@@ -146,7 +146,7 @@ def test_input_that_only_the_configuration_has_is_left_out(folder: Path) -> None
 
 @pytest.mark.parametrize("compared", ["Greater", "GreaterOrEqual"])
 def test_context_ends_where_a_long_text_takes_other_angles(folder: Path, compared: str) -> None:
-    """As the builder writes longrope: angles by the text's length, or for DirectML from the second half of a table."""
+    """As the builder writes longrope: a table by the text's length, or for DirectML the second half of one."""
 
     def choose(model: onnx.ModelProto) -> None:
         length = "/model/attn_mask_reformat/attn_mask_subgraph/Gather/output_0"
