@@ -85,7 +85,7 @@ def rotary_from_gguf(
         # Up to 1 it is a factor beside that of the method, which transformers and llama.cpp leave out.
         whole = stated.number("rope.scaling.yarn_attn_factor", 1.0)
         given |= {"truncate": is_rounded, "attention_factor": whole if whole > 1 else None}
-        # attn_factor is beside the factor of the method, as in llama.cpp, but converters of OLMo 3 wrote the whole.
+        # attn_factor is beside the factor of the method, as in llama.cpp; converters of OLMo 3 wrote the whole.
         if scale and stated.prefix in ("olmo2.", "olmo3."):
             given["attention_factor"], scale = scale, None
         found = _yarn(SourceSettings(stated.path, given), theta, inv_freq)

@@ -6,12 +6,17 @@ from typing import Any
 from edgespec.export.families import with_defaults
 from edgespec.export.tensors import StoredTensor, Tensors
 
-# The beginnings of the names of layers for multi-token prediction, which checkpoints may have.
+# The beginnings of the names of layers for multi-token prediction, which checkpoints may have, behind "model.".
 _FURTHER = {
-    **dict.fromkeys(("mimo", "ernie4_5", "ernie4_5_moe"), "model.mtp_"),
+    **dict.fromkeys(("mimo", "ernie4_5", "ernie4_5_moe"), "mtp_"),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_next"), "mtp."),
+    "glm4_moe": "layers.{num_hidden_layers}.",
 }
-_FURTHER |= {"glm4_moe": "model.layers.{num_hidden_layers}."}
+# Those of parts that see or hear, likewise.
+_SENSES = (
+    *("vision_tower.", "vision_embedder.", "audio_tower.", "embed_vision.", "embed_audio."),
+    *("multi_modal_projector.", "visual."),
+)
 # Families of models that have parts that see or hear beside a text decoder.
 _SEEING = ("gemma3", "gemma4", "gemma4_unified", "mistral3", "qwen3_5", "qwen3_5_moe", "lfm2_vl")
 # Models that see whose text part is of another family. Positions in three dimensions are all one for text.
@@ -32,25 +37,21 @@ def decoder_part(settings: Mapping[str, Any], stored: Tensors) -> tuple[dict[str
     if architecture in _TEXT_OF:
         inner = {**(settings.get("text_config") or settings), "model_type": _TEXT_OF[architecture]}
     if inner:
-        seeing = (
-            "vision_tower.",
-            "audio_tower.",
-            "embed_vision.",
-            "embed_audio.",
-            "multi_modal_projector.",
-            "visual.",
-        )
         stored = {
             name.replace("language_model.", "", 1): tensor
             for name, tensor in stored.items()
-            if not name.removeprefix("model.").startswith(seeing)
+            if not name.removeprefix("model.").startswith(_SENSES)
         }
     given = {**settings, **(inner or {})}
     family = str(given.get("model_type")).removesuffix("_text")
     given = with_defaults(family, given)
     further = _FURTHER.get(architecture, "").format_map(given)
-    stored = {name: tensor for name, tensor in stored.items() if not (further and name.startswith(further))}
-    return given | (_lfm2_settings(given) if family in ("lfm2", "lfm2_moe") else {}), dict(stored)
+    stored = {
+        name: tensor
+        for name, tensor in stored.items()
+        if not (further and name.removeprefix("model.").startswith(further))
+    }
+    return given | (_lfm2_settings(given) if family in ("lfm2", "lfm2_moe") else {}), stored
 
 
 def _lfm2_settings(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -221,6 +221,8 @@ def test_shared_experts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ("lfm2", "model.language_model.", "model.vision_tower."),
         ("gemma4", "model.language_model.", "model.audio_tower."),
         ("gemma4", "model.language_model.", "model.embed_vision."),
+        ("gemma4", "model.language_model.", "model.vision_embedder."),  # of 12B
+        ("qwen3_5", "model.language_model.", "model.mtp."),
     ],
 )
 def test_text_part_of_a_model_that_sees_is_read_alone(tmp_path: Path, family: str, text: str, vision: str) -> None:
