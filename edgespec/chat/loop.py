@@ -310,7 +310,9 @@ def _print_chunks(
     begun: str = "",
 ) -> tuple[Chunk, ...]:
     """Print chunks behind the text that an answer was given to begin with; return them."""
-    printer, waiting = _make_printer(session, stream or sys.stdout), Waiting(sys.stdout, progress)
+    is_open = session.opens_reasoning and not begun
+    printer = _make_printer(session, stream or sys.stdout, is_open=is_open)
+    waiting = Waiting(sys.stdout, progress)
     seen: list[Chunk] = []
     waiting.begin()
     try:
@@ -335,7 +337,7 @@ def _print_begun(printer: Printer, begun: str, stream: TextIO) -> None:
         printer.push(Chunk(text=begun, token_ids=()))
 
 
-def _make_printer(session: ChatSession, stream: TextIO) -> Printer:
+def _make_printer(session: ChatSession, stream: TextIO, *, is_open: bool) -> Printer:
     if is_plain(sys.stdout) or session.view == "plain":
         return PlainPrinter(stream)
     # 0.1 s that a pipe can do without.
@@ -346,8 +348,7 @@ def _make_printer(session: ChatSession, stream: TextIO) -> Printer:
         return OriginPrinter(console, session.engine.tokenizer)
     from edgespec.chat.printer import ThinkingPrinter
 
-    answer, view = MarkdownPrinter(console), session.thinking_view
-    return ThinkingPrinter(answer, console, view, is_open=session.opens_reasoning)
+    return ThinkingPrinter(MarkdownPrinter(console), console, session.thinking_view, is_open=is_open)
 
 
 def _save_regularly(session: ChatSession, reply: Reply) -> Iterator[Chunk]:

@@ -51,7 +51,7 @@ class ChatSession:
     name: str | None = None  # of the conversation
     thinking_view: str = THINKING_VIEWS[0]  # how reasoning is printed, one of THINKING_VIEWS
     is_continued: bool = False  # the current answer was given to begin with
-    opens_reasoning: bool = False  # the prompt of the current answer does, so that its text begins with reasoning
+    opens_reasoning: bool = False  # what is new of the current answer begins within it
     # With its file, the fingerprint of that, and its name.
     before_compacting: tuple[Transcript, Path | None, tuple[int, int] | None, str | None] | None = None
     prefill: str = ""  # how the next answer is to begin
@@ -92,11 +92,8 @@ class ChatSession:
         return reply
 
     def begin_answer(self, reply: Reply) -> None:
-        """Find out what the text of an answer begins with."""
-        engine, conversation, self.is_continued = self.engine, self.conversation, bool(reply.begun)
-        self.opens_reasoning = not reply.begun and engine.opens_reasoning(
-            conversation.sent, thinking=conversation.thinking, response_format=conversation.response_format
-        )
+        """Take what the text of an answer begins with."""
+        self.is_continued, self.opens_reasoning = bool(reply.begun), reply.opens_reasoning
 
     @property
     def has_spent_budget(self) -> bool:

@@ -142,6 +142,7 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
         *,
         ends_loops: bool = False,
         schema: Any = None,
+        opens_reasoning: bool = False,
     ) -> None:
         """Nothing is made before a chunk is asked for.
 
@@ -152,8 +153,10 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
             num_read: How many of them it has read by now.
             ends_loops: End an answer that repeats one span of tokens over and over, with the finish reason loop.
             schema: What the answer has to match, as its caller gave it.
+            opens_reasoning: Its text begins within the reasoning, without the mark that opens it.
         """
         self.prompt_tokens, self._num_read, self.schema = prompt_tokens, num_read, schema
+        self.opens_reasoning = opens_reasoning
         self._passes = passes
         self._reading = _Reading(passes, writer, ticket)
         self._on_end = on_end
@@ -317,6 +320,11 @@ class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
     def text(self) -> str:
         """The answer so far, with what it was given to begin with."""
         return self.begun + "".join(chunk.text for chunk in self._chunks)
+
+    @property
+    def opens_reasoning(self) -> bool:
+        """True if what is new of the answer begins within the reasoning, without the mark that opens it."""
+        return self._stream.opens_reasoning
 
     @property
     def num_read(self) -> int:

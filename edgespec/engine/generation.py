@@ -141,6 +141,7 @@ class Generation:
             num_read,
             ends_loops=request.options.is_loop_ended,
             schema=request.options.schema,
+            opens_reasoning=request.opens_reasoning,
         )
 
     def _all_passes(

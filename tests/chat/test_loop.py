@@ -16,6 +16,7 @@ import pytest
 import tiny
 from rich.console import Console
 from rule_chat import RuleEngine
+from scripted import scripted_engine
 
 from edgespec import Message, ModelError, SamplingParams, UsageError, load
 from edgespec.chat.clipboard import code_blocks, find_commands, osc52, text_to_copy
@@ -745,3 +746,27 @@ def test_reasoning_that_the_prompt_has_opened_is_no_part_of_the_answer(
     assert capsys.readouterr().err.endswith("why\n\nword\n")
     _follow(session, run_command(session, "/compact"))
     assert session.conversation.rounds[0].answer == "In short."
+
+
+def test_reasoning_that_goes_on_is_printed_as_reasoning(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = ruled(tmp_path, {})
+    were_open: list[bool] = []
+
+    def printer(answer: PlainPrinter, console: Console, view: str, *, is_open: bool) -> PlainPrinter:
+        were_open.append(is_open)
+        return PlainPrinter(io.StringIO())
+
+    monkeypatch.setattr("edgespec.chat.loop.is_plain", lambda stream: False)
+    monkeypatch.setattr("edgespec.chat.printer.ThinkingPrinter", printer)
+    said = "<think>\nLet me see. It is so.\n</think>\n\nFour."
+    for opening in ("", "<think>\n"):
+        template = f"{{{{ messages[-1].content }}}}<|im_start|>assistant\n{opening}{{% if 1 %}}{{% endif %}}"
+        with scripted_engine(tiny_model, tmp_path, lambda prompt: said, template) as engine:
+            session.conversation = engine.chat(max_tokens=6)
+            for line in ("2 + 2?", "/go", "/show markdown", "/prefill It is", "2 + 2?", "/retry"):
+                _follow(session, _obey(session, line, NOTHING))
+            session.conversation.rewrite(f"{said[:-1]} is")
+            _follow(session, run_command(session, "/go"))
+    assert were_open == [False, True, True, False, False, False, *(True, True, True, False, True, False)]

@@ -30,9 +30,10 @@ def stream_of(
     stats: Stats | None = None,
     *,
     ends_loops: bool = False,
+    opens_reasoning: bool = False,
 ) -> AnswerStream:
     """A stream of chunks, each of which is made when it is asked for."""
     ticket = ticket or Ticket()
-    return AnswerStream(
-        RunAhead(chunks, RequestQueue(), ticket, max_ahead=0), _Given(stats), ticket, ends_loops=ends_loops
-    )
+    passes = RunAhead(chunks, RequestQueue(), ticket, max_ahead=0)
+    options = {"ends_loops": ends_loops, "opens_reasoning": opens_reasoning}
+    return AnswerStream(passes, _Given(stats), ticket, **options)
