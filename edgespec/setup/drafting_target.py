@@ -6,7 +6,6 @@ figures are means over whole drafts and say no more. What is known of a gain com
 pair, or from such figures.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,7 +35,6 @@ from edgespec.setup.catalog import (
 from edgespec.setup.device_choice import Placement
 from edgespec.setup.drafter_ranking import Basis
 from edgespec.setup.foresee import ModelSize, foresee_model
-from edgespec.setup.given_names import source_of
 from edgespec.setup.home import ModelHome
 from edgespec.setup.measured_placements import known_layout, without_trees
 from edgespec.setup.memory_fit import MemoryReading, read_memory
@@ -125,19 +123,16 @@ def find_export_source(home: ModelHome, model: str, manifest: Manifest | None) -
     manifest: Of the model folder, where it is prepared.
     """
     name, asked = split_precision(model)
-    is_fixed = home.fixed_folder(model) is not None
-    if not is_fixed and name in CATALOG:
-        return _of_entry(home, CATALOG[name], asked)
-    if not is_fixed:
+    if (folder := home.fixed_folder(model)) is None:
+        if name in CATALOG:
+            return _of_entry(home, CATALOG[name], asked)
         return ExportSource(name, None, asked if asked != "source" else None)
     if manifest is None or manifest.source.format == genai.FORMAT:
         return None
     source = manifest.source
     precision = manifest.precision if manifest.precision != "source" else None
     if source.repository is None:
-        folder = home.fixed_folder(model)
-        noted = source_of(home.path, folder.name) if folder is not None and folder.parent == home.models else None
-        return ExportSource(noted if noted and os.path.exists(noted) else source.name, None, precision)
+        return ExportSource(home.advice.noted_source(folder) or source.name, None, precision)
     file = f":{source.name}" if source.format == "gguf" else ""
     return ExportSource(source.repository + file, source.revision, precision)
 

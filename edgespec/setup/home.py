@@ -219,6 +219,8 @@ class ModelHome:
         manifest = read_manifest(folder)
         source = manifest.source
         if source.repository is None:
+            if noted := self.advice.noted_source(folder):
+                return self.locate(noted)
             raise ModelError(
                 f"{folder} does not say where {source.name} came from; name that file or folder instead"
             )

@@ -44,7 +44,7 @@ class HomeAdvice:
         name, _, precision = folder.name.rpartition("-")
         known = [folder.name, f"{name}:{precision}"] if name in CATALOG else [folder.name]
         wanted = [each for each in known if split_precision(each)[0] in CATALOG]
-        wanted += filter(None, [self._noted_source(folder.name), _repository(folder)])
+        wanted += filter(None, [self.noted_source(folder), _repository(folder)])
         for each in wanted:
             with suppress(EdgeSpecError):
                 if self.home.place_of(each) == folder:
@@ -83,20 +83,20 @@ class HomeAdvice:
     def way_to(self, model: str) -> str:
         """The command that prepares a model that is not here; empty where none is known to."""
         name = split_precision(model)[0].removeprefix(f"{self.home.models}{os.sep}")
-        if source := self._noted_source(name):
+        if source := self.noted_source(self.home.models / name):
             return f"edgespec export {quote(source)} --name {quote(name)}"
         is_source = os.path.isfile(name) or is_named(name)
         return f"edgespec models pull {quote(model)}" if is_source else ""
 
-    def _noted_source(self, name: str) -> str | None:
-        """The source of a model of this home, which may be gone; None where it is unknown or gone."""
-        source = source_of(self.home.path, name)
+    def noted_source(self, folder: Path) -> str | None:
+        """What a model of this home, which may be gone, was exported from; None where that is unknown or gone."""
+        source = source_of(self.home.path, folder.name) if folder.parent == self.home.models else None
         return source if source and (os.path.exists(source) or is_named(source)) else None
 
     def require_known(self, source: str) -> None:
         """Raises ModelError: A source that is not there is the name of a model, or nearly one of the catalogue."""
         if folder := self.home.own_folder(self.home.presets.model_of(source)):
-            again = self._noted_source(folder.name) or "what it was exported from"
+            again = self.noted_source(folder) or "what it was exported from"
             raise ModelError(
                 f"'{source}' is the prepared model {folder}, and can be used as it is; to export again, give "
                 f"{again}"

@@ -10,6 +10,7 @@ from edgespec.cli.main import main
 from edgespec.errors import MemoryExhausted, ModelError
 from edgespec.export.convert import export_model
 from edgespec.manifest import Origin, read_manifest
+from edgespec.setup.drafting_target import find_export_source
 from edgespec.setup.home import ModelHome
 from edgespec.setup.ollama_models import find_pulled, pulled_names
 
@@ -56,7 +57,10 @@ def test_a_model_of_ollama_is_exported_from_where_it_lies(
     assert home.resolve("ollama:tiny:1b") == home.find("ollama:tiny:1b") == folder
     assert home.advice.way_to(folder.name) == f"edgespec export ollama:tiny:1b --name {folder.name}"
     assert [path.name for path in (tmp_path / "home").iterdir() if path.name == "downloads"] == []
-    assert home.source_of("ollama:tiny:1b").path == blob
+    assert home.source_of("ollama:tiny:1b").path == home.source_of(folder.name).path == blob
+    again = find_export_source(home, folder.name, read_manifest(folder))
+    assert again is not None
+    assert again.words == ["ollama:tiny:1b"]
     (folder / "edgespec.json").write_text("{")
     assert home.find("ollama:tiny:1b:int8") is None
 
