@@ -128,6 +128,10 @@ class EdgeSpecError(Exception):
         # Half of a surrogate pair in a name could not be printed.
         return in_python(super().__str__()).encode("utf-8", "backslashreplace").decode()
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # Without __init__, which may take more than the message: another process can be sent any error.
+        return Exception.__new__, (type(self), *self.args), vars(self)
+
 
 class DiskFull(EdgeSpecError):
     """A folder lacks room for needed_bytes."""

@@ -23,6 +23,7 @@ from edgespec import (
     SourceError,
     ToolError,
     UsageError,
+    errors,
     load,
     models,
 )
@@ -202,6 +203,18 @@ def test_what_is_open_has_no_copies(engine: Engine) -> None:
         for copied in (copy.copy, copy.deepcopy, pickle.dumps):
             with pytest.raises(TypeError, match="cannot be copied or pickled; "):
                 copied(made)  # type: ignore[operator]
+
+
+def test_errors_reach_another_process_whole() -> None:
+    made: list[EdgeSpecError] = [errors.DiskFull("full", 2, 1), ToolError("wrong", field="tools[0]")]
+    made += [errors.ContextOverflow(10, 5), errors.PrecisionLoss("lost", "int4")]
+    made += [errors.DeviceUnavailable("use --device cpu", device="gpu")]
+    made += [errors.MemoryExhausted("give --memory 2G", needed_bytes=2, free_bytes=1)]
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, EdgeSpecError)]
+    made += [kind("wrong") for kind in kinds if kind not in {*map(type, made)}]
+    for error in made:
+        for copied in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+            assert (type(copied), str(copied), vars(copied)) == (type(error), str(error), vars(error))
 
 
 def test_streams_say_briefly_what_they_are(engine: Engine) -> None:
