@@ -59,7 +59,9 @@ def read_quantized(
 
 def require_method(path: Path, stated: Mapping[str, Any]) -> str:
     """The name of the method of a checkpoint. Raises SourceError: It is unknown."""
-    method = stated.get("quant_method", "bitsandbytes" if "load_in_4bit" in stated else None)
+    unnamed = {"load_in_4bit": "bitsandbytes", "group_size": "MLX"}
+    guesses = (name for key, name in unnamed.items() if key in stated)
+    method = stated.get("quant_method", next(guesses, "a method that config.json does not name"))
     if method not in _METHODS:
         raise _unread(path, f"quantised by {method}")
     return str(method)

@@ -202,8 +202,10 @@ def _weights(
     folder: Path, settings: Mapping[str, Any], sizes: Sizes
 ) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
     """The weights of a folder by name, and lines on how they were read."""
-    floats, integers = read_tensors(weight_files(folder), sizes)
     if quantization := _quantization(folder, settings):
+        require_method(folder, quantization)  # before tensors of types that it alone has
+    floats, integers = read_tensors(weight_files(folder), sizes)
+    if quantization:
         return read_quantized(folder, quantization, floats, integers)
     require_floats(integers)
     return floats, ()
@@ -212,7 +214,8 @@ def _weights(
 def _quantization(folder: Path, settings: Mapping[str, Any]) -> Any:
     """The settings by which the weights of a folder are quantised; None where they are floats."""
     parts = (settings, settings.get("text_config") or {})
-    stated = [part.get(key) for part in parts for key in ("quantization_config", "compression_config")]
+    keys = ("quantization_config", "compression_config", "quantization")  # the last of MLX
+    stated = [part.get(key) for part in parts for key in keys]
     beside: dict[str, Any] = {"gptq": read_json(folder / _GPTQ, needed=False)}
     beside["modelopt"] = read_json(folder / _MODELOPT, needed=False).get("quantization")
     older = [{"quant_method": method, **said} for method, said in beside.items() if said]

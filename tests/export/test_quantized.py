@@ -373,6 +373,29 @@ def test_a_method_that_is_not_read_is_refused_by_name(
         read_source(tmp_path / "hf")
 
 
+@pytest.mark.parametrize(
+    ("place", "stated", "words"),
+    [
+        (
+            "quantization_config",
+            {"group_size": 64, "bits": 4, "mode": "affine"},
+            "is quantised by MLX, which is not",
+        ),
+        ("quantization", {"group_size": 64, "bits": 4}, "is quantised by MLX, which is not"),
+        ("quantization_config", {"quant_method": "exl3"}, "is quantised by exl3"),
+        ("quantization_config", {"bits": 4}, "is quantised by a method that config.json does not name"),
+    ],
+)
+def test_a_method_is_named_before_types_of_tensors_that_it_alone_has(
+    tmp_path: Path, place: str, stated: dict[str, Any], words: str
+) -> None:
+    words_of_32_bits = {"model.layers.0.mlp.down_proj.weight:U32": np.zeros((8, 8), np.uint32)}
+    write(tmp_path / "hf", "gptq", lambda tensors: tensors.update(words_of_32_bits))
+    restate(tmp_path / "hf", **{place: stated})
+    with pytest.raises(SourceError, match=words):
+        read_source(tmp_path / "hf")
+
+
 @pytest.mark.parametrize("ending", ["qzeros", "scales", "qweight"])
 def test_a_tensor_that_is_missing_or_short_is_named(tmp_path: Path, ending: str) -> None:
     name = f"model.layers.1.self_attn.o_proj.{ending}"
