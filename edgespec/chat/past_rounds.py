@@ -76,6 +76,6 @@ def describe_resumed(session: ChatSession) -> str:
     num, hint = len(session.conversation.messages), ""
     if rounds[-1].answer is None:
         hint = " It has no answer yet; /retry asks for one."
-    elif (num - 1, "cancelled") in session.conversation.transcript().cut_short:
+    elif rounds[-1].cut_short in ("cancelled", "tool_calls"):
         hint = " Its answer was cut off; /go continues it, /retry asks for a new one."
     return f"{num} messages; your last message: {one_line(brief_message(rounds[-1].user), 60)!r}.{hint}"

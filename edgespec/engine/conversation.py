@@ -217,7 +217,8 @@ class Conversation:
                 )
             pairs = zip(asked.calls, results, strict=True)
             given = [ResultMessage(result, call.id, call.name) for call, result in pairs]
-            last = self._rounds[-1]._replace(steps=(*self._rounds[-1].steps, asked, *given))
+            steps = (*self._rounds[-1].steps, asked, *given)
+            last = self._rounds[-1]._replace(answer=None, cut_short=None, steps=steps)
             return self._begin([*self._rounds[:-1], last], self._num_tries, options)
 
     @lists_options
@@ -464,11 +465,15 @@ class Conversation:
             reply.is_over = True
 
     def _finish(self, answer: str, finish_reason: str, calls: tuple[ToolCall, ...] = ()) -> None:
-        """Record the last answer; a message that got no word of one, or calls alone, stays unanswered."""
+        """Record the last answer; a message that got no word of one, or calls alone, stays unanswered.
+
+        The text before calls is its answer until they have results.
+        """
         if calls:
             self._asked = CallMessage(answer, calls)
-            return
-        if not answer and finish_reason in ("cancelled", "timeout"):
+            if not answer.strip():
+                return
+        elif not answer and finish_reason in ("cancelled", "timeout"):
             if self._replaced:
                 self._rounds[-1], self._num_tries, self._begun, self._is_answer, self._asked = self._replaced
                 self._replaced = None

@@ -15,6 +15,7 @@ from edgespec import MemoryExhausted, ModelError, ToolCall, UsageError
 from edgespec.chat.call_text import brief_result, describe_steps, format_call
 from edgespec.chat.commands import run_command
 from edgespec.chat.loop import answer_once
+from edgespec.chat.past_rounds import describe_resumed
 from edgespec.chat.saved_chats import export_text
 from edgespec.chat.session import ChatSession
 from edgespec.chat.tool_box import (
@@ -163,6 +164,15 @@ def test_ctrl_c_at_the_question_ends_the_answer(make: Make, lines: list[str]) ->
     assert lines[-1] == "(the answer ends here; /retry asks again)"
     assert session.conversation.rounds[-1].answer is None
     assert session.conversation.rounds[-1].steps == ()
+
+
+def test_ctrl_c_at_the_question_keeps_what_the_model_wrote_before_the_call(make: Make) -> None:
+    session = make({"Rain?": ["I look.", CALL]}, [None])
+    answer_once(session, "Rain?")
+    assert session.conversation.rounds[-1].answer == "I look."
+    assert describe_resumed(session).endswith(
+        "Its answer was cut off; /go continues it, /retry asks for a new one."
+    )
 
 
 def test_calls_that_come_back_where_another_answer_has_no_word_are_not_run(make: Make, lines: list[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from rule_chat import RuleEngine
 from scripted import scripted_engine
 
-from edgespec import ContextOverflow, Message, UsageError
+from edgespec import ContextOverflow, Message, Round, UsageError
 from edgespec.engine.conversation import Conversation
 from edgespec.text.chat_template import CallMessage, ResultMessage
 
@@ -55,7 +55,7 @@ def test_results_go_back_and_the_answer_ends_the_round() -> None:
     assert (first.text, first.finish_reason) == ("I look. ", "tool_calls")
     (call,) = conversation.calls
     assert call.parse(weather) == {"city": "Rome"}
-    assert conversation.rounds[0].answer is None
+    assert conversation.rounds[0] == Round("Rain?", "I look. ", cut_short="tool_calls")
     second = conversation.give_results([weather(**call.parse(weather))]).completion()
     assert (second.text, conversation.calls) == ("It is sunny.", ())
     sent = (
@@ -89,13 +89,14 @@ def test_it_is_saved_with_its_calls_and_goes_on(tmp_path: Path) -> None:
         Conversation.load(engine, tmp_path / "talk")
 
 
-def test_calls_without_results_are_neither_sent_nor_saved() -> None:
+def test_calls_without_results_are_neither_sent_nor_saved_but_what_was_written_before_them() -> None:
     conversation, engine = talk()
     conversation.say("Rain?")
     saved = conversation.transcript()
-    assert saved.messages == (Message("user", "Rain?"),)
+    written = (Message("user", "Rain?"), Message("assistant", "I look. "))
+    assert saved.messages == written
     assert conversation.say("talk").text == "Well."
-    assert engine.asked[-1] == (Message("user", "talk"),)
+    assert engine.asked[-1] == (*written, Message("user", "talk"))
     assert conversation.calls == ()
     conversation.restore(saved)
     assert conversation.retry().completion().finish_reason == "tool_calls"
@@ -137,6 +138,26 @@ def test_commands_on_answers_keep_or_drop_their_calls() -> None:
     assert conversation.rounds[0].steps == ()
     conversation.undo()
     assert conversation.calls == ()
+
+
+def test_calls_alone_are_no_answer() -> None:
+    conversation, engine = talk()
+    conversation.say("two")
+    assert conversation.transcript().messages == (Message("user", "two"),)
+    conversation.say("talk")
+    assert engine.asked[-1] == (Message("user", "talk"),)
+
+
+def test_an_answer_that_goes_on_to_a_call_stays_where_that_gets_no_result() -> None:
+    conversation, engine = talk()
+    engine._script = {**SCRIPT, "talk|Well.": [" I look.", CALL], "talk|Well. I look.": [" No."]}
+    conversation.say("talk")
+    conversation.go_on().completion()
+    assert len(conversation.calls) == 1
+    assert conversation.transcript().messages[1:] == (Message("assistant", "Well. I look."),)
+    conversation.go_on().completion()
+    assert conversation.calls == ()
+    assert conversation.rounds == (Round("talk", "Well. I look. No."),)
 
 
 def test_calls_and_steps_stay_where_the_answer_in_their_place_has_no_word() -> None:
