@@ -170,7 +170,8 @@ class SharedCache:
 
     def read(self, num_positions: int) -> npt.NDArray[Any]:
         """The content of the CPU's buffers for num_positions, [1, 1, num_positions, numbers_per_token]."""
-        self.prepare(max(0, num_positions - 1), 1)
+        if not num_positions:  # else they are there, also after a growth that failed
+            self.prepare(0, 1)
         parts = [held[0, :, :num_positions].swapaxes(0, 1) for held in self._held()]
         return np.concatenate(
             [each.reshape(num_positions, each.shape[1] * each.shape[2]) for each in parts], axis=1

@@ -4,17 +4,21 @@ import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tiny
+from calls import decoder
 from scripted import scripted_engine
 
-from edgespec import EdgeSpecError, Engine, ModelError, UsageError, load
+from edgespec import EdgeSpecError, Engine, MemoryExhausted, ModelError, UsageError, load
 from edgespec.chat.files import AutosaveFile
 from edgespec.chat.saved_chats import delete_chat, keep_prefix, kept_path, list_chats, take_prefix
 from edgespec.chat.session import ChatSession
 from edgespec.export.convert import export_model
+from edgespec.runtimes import kv_caches
+from edgespec.runtimes.kv_caches import SharedCache
 
 TEXT = "the in the an the in the an " * 8
 
@@ -56,6 +60,30 @@ def test_rows_behind_it_have_the_same_bits(tiny_model: Path, tmp_path: Path) -> 
         fed = engine.target.num_fed
         assert np.array_equal(engine.target.logits(tokens, 5), wanted)
         assert engine.target.num_fed - fed == 10
+
+
+def test_a_cache_that_could_not_grow_is_kept_whole(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used, restored = decoder(tiny_model), decoder(tiny_model)
+    tokens, length = np.arange(600, dtype=np.int32) % tiny.VOCAB, 514 + kv_caches._SPARE
+
+    def scarce(self: SharedCache, past: str, shape: tuple[int, ...], num_past: int, memory: str = "") -> Any:
+        if shape[2] > length:
+            raise MemoryError
+        return allocate(self, past, shape, num_past, memory)
+
+    allocate = SharedCache._allocate
+    with monkeypatch.context() as patch:
+        patch.setattr(SharedCache, "_allocate", scarce)
+        for num_tokens in (512, 514, length):
+            used.logits(tokens[:num_tokens], 1)
+        with pytest.raises(MemoryExhausted):
+            used.logits(tokens[: length + 1], 1)
+        kept = used.read_prefix()
+    restored.fill_prefix(*kept)
+    assert len(restored.held_tokens) == length
+    wanted = decoder(tiny_model).logits(tokens, 1).copy()
+    assert np.array_equal(used.logits(tokens, 1), wanted)
+    assert np.array_equal(restored.logits(tokens, 1), wanted)
 
 
 def test_another_text_is_read_whole(tiny_model: Path, tmp_path: Path) -> None:
