@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from keyword import iskeyword
 from typing import Any
 from urllib.parse import unquote
 
@@ -18,6 +17,7 @@ from edgespec.grammar.exact_schema import exact
 from edgespec.grammar.response_format import ResponseFormat
 from edgespec.grammar.schema import LISTS, SCHEMAS, SINGLE, is_note, prepare_schema
 from edgespec.tools.formats import CallFormat, JsonBody, NamedBody, PythonBody, TagBody
+from edgespec.tools.notations import NAME_IN_PYTHON
 from edgespec.tools.tool import Tool, ToolUse, parts_of, schema_refusal
 
 # Keywords of texts that are values of JSON, and not of those that stand as they are.
@@ -238,11 +238,13 @@ class _Writer:
         schema = _separable(tool)
         first, more, rules = '""', "", []
         for i, (key, inner) in reversed([*enumerate(schema["properties"].items())]):
-            if not key.isidentifier() or iskeyword(key):
+            if not re.fullmatch(NAME_IN_PYTHON, key):
                 if not self._use.binds(tool):
                     continue
                 raise schema_refusal(
-                    tool, f"its argument '{key}' is no name in Python, as this model writes calls"
+                    tool,
+                    f"its argument '{key}' is no name in calls as this model writes them; wanted letters, "
+                    "digits, underscores and hyphens",
                 )
             rules.append(f"{rule}_{i}: {_join(self._literal(f'{key}='), _json(_argument(schema, inner)))}")
             begun, is_needed = _join(f"{rule}_{i}", more), key in schema.get("required", ())

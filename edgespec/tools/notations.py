@@ -11,6 +11,13 @@ from edgespec.tools.tool import Tool
 
 _SCALAR = re.compile(r"[^,{}\[\]]*")
 _PAIRS_NAME = re.compile(r"\s*(?:call:)?([\w-]+)\s*(?=\{)")
+# Of functions and arguments as models write them, also where Python has no such name.
+NAME_IN_PYTHON = r"[\w$@.-]++"
+# A text or a comment is one piece; a text without an end takes all that follows, so that the time is linear.
+_PYTHON_NAMES = re.compile(
+    r"""(?s:(?P<quote>"{3}|'{3}|"|')(?:\\.|(?!(?P=quote))[^\\])*+(?P=quote)?)"""
+    rf"|#.*|(?P<name>{NAME_IN_PYTHON})(?=\s*[(=])|{NAME_IN_PYTHON}"
+)
 _HALF = re.compile("[\ud800-\udfff]")
 _KEY = re.compile(r"\s*+([^:{},\[\]\s]++(?:\s++[^:{},\[\]\s]++)*+)\s*+:\s*+")
 
@@ -50,11 +57,19 @@ def parse_python(text: str, argument_names: Mapping[str, Sequence[str]]) -> list
 
     Raises ValueError: It is something else, or a call of an unknown function.
     """
-    trees = _expressions(text)
+    names: dict[str, str] = {}  # by what stands for them, which Python can read
+
+    def replace_name(found: re.Match[str]) -> str:
+        if not found["name"]:
+            return found[0]
+        names[replaced := f"_{found.start()}"] = found["name"]
+        return replaced
+
+    trees = _expressions(_PYTHON_NAMES.sub(replace_name, text))
     calls = trees[0].elts if len(trees) == 1 and isinstance(trees[0], (ast.List, ast.Tuple)) else trees
     if not calls:
         raise ValueError("an empty list")
-    return [_python_call(call, argument_names) for call in calls]
+    return [_python_call(call, names, argument_names) for call in calls]
 
 
 def _expressions(text: str) -> list[ast.expr]:
@@ -81,16 +96,19 @@ def parse_literal(text: str) -> Any:
         raise ValueError("no literal") from None
 
 
-def _python_call(call: ast.expr, argument_names: Mapping[str, Sequence[str]]) -> WrittenCall:
+def _python_call(
+    call: ast.expr, names: Mapping[str, str], argument_names: Mapping[str, Sequence[str]]
+) -> WrittenCall:
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         raise ValueError("no call")
-    name = call.func.id
+    name = names.get(call.func.id, "")
     places = argument_names.get(name)
-    if places is None or len(call.args) > len(places) or any(each.arg is None for each in call.keywords):
+    if places is None or len(call.args) > len(places) or any(each.arg not in names for each in call.keywords):
         raise ValueError("no known call")
-    given = [*zip(places, call.args, strict=False), *((each.arg, each.value) for each in call.keywords)]
+    named = ((names[str(each.arg)], each.value) for each in call.keywords)
+    given = [*zip(places, call.args, strict=False), *named]
     try:
-        return WrittenCall(name, {str(key): _literal(value) for key, value in given})
+        return WrittenCall(name, {key: _literal(value) for key, value in given})
     except (ValueError, TypeError, RecursionError, MemoryError):
         raise ValueError("an argument is no literal") from None
 

@@ -246,6 +246,20 @@ def test_a_demanded_call_comes_and_follows_its_schema(make: Make, name: str) -> 
         require_schema(call.parse(), call.name)
 
 
+@pytest.mark.parametrize("name", ["lfm2", "olmo3"])
+def test_names_that_python_does_not_have_are_demanded_too(make: Make, name: str) -> None:
+    schema = {"properties": {key: {"const": 3} for key in ("from", "to-day")}, "required": ["from", "to-day"]}
+    with make(next(each for each in FORMATS if each.name == name)) as engine:
+        answer = engine.generate(
+            ASK,
+            tools=[{"name": "read-from", "parameters": schema}],
+            tool_choice="required",
+            max_tokens=240,
+            parallel_tool_calls=False,
+        )
+    assert [(call.name, call.parse()) for call in answer.tool_calls] == [("read-from", {"from": 3, "to-day": 3})]
+
+
 def test_strict_arguments_follow_their_schema_where_calls_are_free(make: Make) -> None:
     wrong = write_calls(HERMES, [WrittenCall("set_light", {"room": "hall", "color": "green", "level": 3})])
     with make(HERMES, f"I do it. {wrong}") as engine:
@@ -280,10 +294,10 @@ def test_what_no_grammar_ensures_is_refused(make: Make) -> None:
         for options in ({"tool_choice": "required"}, {}):
             with pytest.raises(UsageError, match="there is none for calls of the form 'gemma4'"):
                 engine.stream(ASK, tools=TOOLS, **options)
-    dashed = {"name": "go", "parameters": {"properties": {"to-day": {"type": "string"}}}}
+    spaced = {"name": "go", "parameters": {"properties": {"to day": {"type": "string"}}}}
     lfm2 = next(each for each in FORMATS if each.name == "lfm2")
-    with make(lfm2) as engine, pytest.raises(UsageError, match="'to-day' is no name in Python"):
-        engine.stream(ASK, tools=[dashed], tool_choice="required")
+    with make(lfm2) as engine, pytest.raises(UsageError, match="'to day' is no name in calls"):
+        engine.stream(ASK, tools=[spaced], tool_choice="required")
     with make(HERMES) as engine:
         with pytest.raises(UsageError, match="response_format of the type regex"):
             engine.stream(ASK, tools=TOOLS, response_format={"type": "regex", "regex": "a"})

@@ -81,6 +81,20 @@ def test_calls_that_a_family_writes_are_found_wherever_they_are_cut(format: Call
     assert text == ""
 
 
+@pytest.mark.parametrize("format", FORMATS, ids=lambda each: each.name)
+def test_any_name_that_a_tool_may_have_can_be_called(format: CallFormat) -> None:
+    text = "a 'list-files(' or \"import()\" \\"
+    calls = [
+        WrittenCall(name, {"city": text, "from": 1, "to-day": 2})
+        for name in ("list-files", "import", "3d-view", "read-from-file", "-", "_")
+    ]
+    tools = [replace(TOOLS[0], name=call.name) for call in calls]
+    written = write_calls(format, calls).removeprefix(format.frames[0][0] if format.is_open else "")
+    parser = CallParser(format, tools, holds_arguments=True)
+    found = join_calls([*parser.push(written), *parser.flush()])
+    assert [(call.name, call.parse()) for call in found] == [(call.name, call.arguments) for call in calls]
+
+
 @pytest.mark.parametrize("format", [each for each in FORMATS if isinstance(each.body, PythonBody)])
 def test_texts_within_lists_are_written_to_the_letter_in_python(format: CallFormat) -> None:
     value = {"👩\u200d👧": ["<\ue000|end|>", "a\u00a0b", [True, None, 1.5]], "'": '"\n\\'}
@@ -225,6 +239,7 @@ FAMILIAR = [
         '<|tool_call_start|>[get_weather(city="Rom", near={"b": true, "c": [null, False]})]<|tool_call_end|>',
         [{"city": "Rom", "near": {"b": True, "c": [None, False]}}],
     ),
+    ("olmo3", "<function_calls># it's\nget_weather('Rom')</function_calls>", [{"city": "Rom"}]),
     ("lfm2", '<|tool_call_start|>[get_weather("Rom", days=1)]', [{"city": "Rom", "days": 1}]),
     ("function-gemma", "<start_function_call>call:list-files{}<end_function_call>", [{}]),
 ]
