@@ -42,7 +42,6 @@ from edgespec.setup.open_model import ModelFolder, known_stats, weights_bytes
 from edgespec.setup.pair import Pair
 from edgespec.setup.planner import plan_on, shortage
 from edgespec.setup.profile import Profile
-from edgespec.setup.source_names import split_precision
 
 _HALVINGS = 40
 _HIGHEST_RATE = 0.999  # a rate of 1 would promise tokens without end
@@ -122,7 +121,7 @@ def find_export_source(home: ModelHome, model: str, manifest: Manifest | None) -
 
     manifest: Of the model folder, where it is prepared.
     """
-    name, asked = split_precision(model)
+    name, asked = home.split_name(model)
     if (folder := home.fixed_folder(model)) is None:
         if name in CATALOG:
             return _of_entry(home, CATALOG[name], asked)
@@ -169,7 +168,7 @@ class DraftingTarget:
     def names(self) -> frozenset[str]:
         """Plain names of the model that it is."""
         if self.folder is None:
-            name, _ = split_precision(self.model)
+            name, _ = self.home.split_name(self.model)
             return frozenset({plain_name(published_name(CATALOG[name]) if name in CATALOG else name)})
         source = self.folder.manifest.source
         return frozenset(plain_name(name) for name in (source.name, source.repository) if name)
@@ -187,7 +186,7 @@ class DraftingTarget:
         """
         if self.folder is not None:
             return ModelSize(self.folder.manifest, weights_bytes(self.folder))
-        model, (name, asked) = self.model, split_precision(self.model)
+        model, (name, asked) = self.model, self.home.split_name(self.model)
         if name not in CATALOG and not Path(name).expanduser().exists():
             return None
         if asked == "source" and name in CATALOG and isinstance(CATALOG[name].source, HubRepository):

@@ -203,7 +203,7 @@ def foresee_model(home: ModelHome, model: str, form: str, gpu_bytes: int | None 
 
     Raises ModelError: The source is missing, damaged or unsupported.
     """
-    name, asked = split_precision(model)
+    name, asked = home.split_name(model)
     entry = CATALOG.get(name)
     precision = asked or ("fp16" if form == "npu" else entry.precision if entry else "source")
     gpu_bytes = gpu_bytes if form == "gpu" and asked is None else None

@@ -138,6 +138,10 @@ class ModelHome:
     def presets(self) -> PresetFolder:
         return PresetFolder(self.path)
 
+    def split_name(self, model: str) -> tuple[str, str | None]:
+        """The name of a model, or of that of a preset, and the precision after it if there is one."""
+        return split_precision(self.presets.model_of(model))
+
     def names(self) -> list[str]:
         """The names of its folders, prepared or damaged; none where it cannot be read."""
         try:
@@ -213,7 +217,7 @@ class ModelHome:
 
         Raises ModelError: The model is unknown, or its source cannot be found.
         """
-        name, _ = split_precision(model)
+        name, _ = self.split_name(model)
         if (folder := self.fixed_folder(model)) is None:
             return self._fetch(CATALOG[name]) if name in CATALOG else self.locate(name)
         manifest = read_manifest(folder)
@@ -304,7 +308,7 @@ class ModelHome:
 
         None for a folder that is used as it is, which may have the name of a model of the catalogue.
         """
-        entry = None if self.fixed_folder(model) else CATALOG.get(split_precision(model)[0])
+        entry = None if self.fixed_folder(model) else CATALOG.get(self.split_name(model)[0])
         if entry is None or entry.drafter is None:
             return None
         folder = self._place(_folder_name(entry.drafter, form, None))

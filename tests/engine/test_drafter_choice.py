@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from made_up import SERIAL_BRANCHES
 
 from edgespec.cli.main import main
+from edgespec.config.presets import Preset
 from edgespec.draft.costs import PassCosts
 from edgespec.engine.plan import rank_for_model
 from edgespec.errors import ModelError, UsageError
@@ -84,6 +86,16 @@ def test_of_a_model_that_is_not_here_the_tables_tell_what_can_be_had(home: Model
     assert "--precision int4 --drafter AngelSlim/Qwen3-4B_eagle3 --output pair-qwen3-4b_eagle3" in head.get
     assert head.use == "edgespec chat pair-qwen3-4b_eagle3"
     assert found(ranked, "qwen3-0.6b").get == "edgespec models pull qwen3-0.6b --no-drafter"
+
+
+@pytest.mark.parametrize("model", ["qwen3-4b", "qwen3-4b:int8", "unsloth/Qwen3-4B-GGUF:Q4_K_M", "big", "{gguf}"])
+def test_drafters_of_a_preset_are_those_of_its_model(home: ModelHome, tiny_gguf: Path, model: str) -> None:
+    model = model.format(gguf=tiny_gguf)
+    home.presets.write(Preset(name="poet", model=model))
+    for named, other in zip(ranking(home, "poet").drafters, ranking(home, model).drafters, strict=True):
+        words = {"use": named.use.replace("chat poet ", f"chat {model} ")}
+        words["get"] = named.get.replace("train poet ", f"train {model} ")
+        assert replace(named, **words) == other
 
 
 def test_a_precision_may_be_named_and_a_damaged_drafter_is_one_to_get(home: ModelHome, tiny_gguf: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from edgespec.config.options import DEFAULT_MODEL
+from edgespec.config.presets import Preset
 from edgespec.setup.catalog import CATALOG, CatalogEntry, CatalogFile, HubRepository
 from edgespec.setup.foresee import bytes_of_shape, file_bytes, memory_bytes
 from edgespec.setup.home import ModelHome
@@ -137,6 +138,8 @@ def test_auto_hears_the_drafter_of_the_catalogue_once_it_is_prepared(
     assert heard("big", "auto") == [("small",)]
     assert heard("big", "auto+small") == [("small",)]
     assert heard("big", "suffix") == heard("small", "auto") == []
+    home_with_pair.presets.write(Preset(name="poet", model="big"))
+    assert heard("poet", "auto") == [("small",)]
     shutil.copytree(home_with_pair.models / "big", tmp_path / "big")
     with monkeypatch.context() as elsewhere:
         elsewhere.chdir(tmp_path)

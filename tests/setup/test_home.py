@@ -13,6 +13,7 @@ import tiny
 
 import edgespec.setup.catalog
 import edgespec.setup.downloads
+from edgespec.config.presets import Preset
 from edgespec.errors import (
     DeviceUnavailable,
     EdgeSpecError,
@@ -101,6 +102,16 @@ def test_each_form_has_a_folder_of_its_own_and_all_have_one_download(
     (home.path / "presets/mine.toml").write_text('model = "tiny:int8"\n', encoding="utf-8")
     assert home.find("mine", "gpu") == home.find("tiny:int8", "gpu"), "in the precision that the preset names"
     assert home.resolve(str(tiny_model), "gpu") == tiny_model, "a folder is used as it is"
+
+
+def test_the_source_of_a_preset_is_that_of_its_model(
+    home: ModelHome, entry: CatalogEntry, tiny_gguf: Path
+) -> None:
+    (home.path / "downloads").mkdir(parents=True)
+    shutil.copy(tiny_gguf, home.path / "downloads" / "tiny.gguf")
+    for model in ("tiny", "tiny:int8", str(tiny_gguf)):
+        home.presets.write(Preset(name="poet", model=model))
+        assert home.source_of("poet") == home.source_of(model)
 
 
 def test_names_of_prepared_folders_are_models(
