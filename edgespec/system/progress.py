@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from edgespec.errors import in_python
+from edgespec.system.terminal import is_terminal
 
 _LOG = logging.getLogger("edgespec")
 
@@ -41,7 +42,7 @@ class TerminalLines:
         """Log a line where the program logs, and print it where it does not."""
         if _LOG.isEnabledFor(logging.INFO):
             _LOG.info("%s", in_python(line))
-        elif sys.stderr.isatty():
+        elif is_terminal(sys.stderr):
             self._write(f"{in_python(line)}\n")
             self._shown = ""
 
@@ -49,7 +50,7 @@ class TerminalLines:
         """Keep one line about a download or an export; what is read to be opened takes a moment."""
         percent = 100 * at.done_bytes // max(1, at.total_bytes)
         line = f"{at.stage} {at.name}: {percent} %" if at.done_bytes < at.total_bytes else ""
-        if at.stage != "open" and line != self._shown and sys.stderr.isatty():
+        if at.stage != "open" and line != self._shown and is_terminal(sys.stderr):
             self._write(line)
             self._shown = line
 

@@ -90,6 +90,13 @@ def unseen_keys() -> Iterator[Callable[[], None]]:
         _set(modes, termios.TCSANOW)
 
 
+def is_terminal(stream: TextIO) -> bool:
+    """True if a terminal shows what a stream writes; false for None, which a program without a console has."""
+    with suppress(AttributeError, ValueError):  # the latter of a closed one
+        return stream.isatty()
+    return False
+
+
 def terminal_width(stream: TextIO) -> int | None:
     """Columns of the terminal that a stream writes to; None where it writes elsewhere."""
     return shutil.get_terminal_size().columns if stream.isatty() else None

