@@ -109,6 +109,13 @@ def choose_files(commit: Commit, choice: str | None) -> list[RemoteFile]:
             f"{commit.repository}:{PurePosixPath(next(iter(models))).name}. {_list_sizes(models)}"
         )
     why = "weights in other formats (.bin, .pt) are not fetched, since loading them runs code"
+    endings = {PurePosixPath(file.name).suffix for file in commit.files}
+    if ".onnx" in endings and not endings & {".bin", ".pt"}:
+        why = (
+            "its ONNX models are not fetched. Those of GenAI's model builder load from the local folder "
+            f"that has genai_config.json: hf download {commit.repository} --local-dir FOLDER; instead of others "
+            "take the model that they were made from"
+        )
     none = ModelError(f"{commit.repository} holds no model.safetensors and no .gguf file; {why}")
     raise commit.lacks("the file of weights", none)
 
@@ -118,7 +125,8 @@ def _gguf_models(commit: Commit) -> dict[str, list[RemoteFile]]:
     models: dict[str, list[RemoteFile]] = {}
     for file in sorted(commit.files, key=lambda file: file.name):
         name = PurePosixPath(file.name)
-        if name.suffix == ".gguf" and "mmproj" not in name.name.lower():  # a part of a vision model
+        is_part = re.search("mmproj|^mtp-", name.name.lower())  # what sees images, and layers that draft
+        if name.suffix == ".gguf" and not is_part:
             models.setdefault(str(name.with_name(whole_name(name.name))), []).append(file)
     return models
 

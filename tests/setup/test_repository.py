@@ -86,6 +86,8 @@ def test_ids_and_choices_have_folders_of_their_own() -> None:
         (["m.Q4_K_M.gguf", "m.Q8_0.gguf"], "q8_0", ["m.Q8_0.gguf"]),
         (["m_q4_0-it.gguf", "m-it-mmproj.gguf"], "Q4_0", ["m_q4_0-it.gguf"]),
         (["m_q4_0-it.gguf", "m-it-mmproj.gguf"], None, ["m_q4_0-it.gguf"]),
+        (["m-Q8_0.gguf", "mtp-m-Q8_0.gguf"], "Q8_0", ["m-Q8_0.gguf"]),
+        (["sub/m.gguf", "sub/mtp-m.gguf"], None, ["sub/m.gguf"]),
         (["m-Q4_0.gguf", "m-Q4_0-pure.gguf"], "Q4_0", ["m-Q4_0.gguf"]),
         (["Q4_0/m.gguf", "Q8_0/m.gguf"], "Q8_0/m.gguf", ["Q8_0/m.gguf"]),
         (["m.gguf", "model.safetensors"], "m.gguf", ["m.gguf"]),
@@ -115,6 +117,8 @@ def test_files_of_a_choice(held: list[str], choice: str | None, chosen: list[str
         (["mmproj-a.gguf"], None, "holds no model"),
         (["adapter_model.safetensors"], None, "holds no model"),
         (["pytorch_model.bin"], None, "loading them runs code"),
+        (["onnx/model.onnx", "config.json"], None, r"its ONNX models are not fetched.*hf download org/m"),
+        (["mtp-m-Q8_0.gguf"], None, "holds no model"),
         ([], None, "holds no model"),
     ],
 )
