@@ -22,6 +22,8 @@ OPEN_PAGE = "/health"  # says nothing but that the server runs
 _OPEN = (OPEN_PAGE, "/")  # the chat page holds nothing of its user
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*]+")  # a scheme, a host and perhaps a port
 _OWN_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+# No site can own a name under these (RFC 6761, ICANN): containers ask host.docker.internal for this machine.
+_RESERVED = (".localhost", ".internal")
 _HOST = re.compile(r"(?:\[([^]]*)\]|([^:]*))(?::\d*)?")  # a name, or an address of IPv6, and a port
 _SAFE_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 
@@ -85,12 +87,18 @@ class Security:
         headers = Headers(scope=scope)
         allowed = self._cors_headers(headers)
         try:
-            if self._names is not None and _host_name(headers.get("host", "")) not in self._names:
-                raise ApiError(403, "wrong host name; this server is for this machine alone: ask localhost")
+            name = _host_name(headers.get("host", ""))
+            is_own = self._names is None or name in self._names
+            if not is_own and not name.endswith(_RESERVED):
+                raise ApiError(
+                    403,
+                    f"the host name is '{name[:80]}', and this server is for this machine alone: ask localhost (from "
+                    "a container host.docker.internal), or start it with --host 0.0.0.0 --api-key KEY",
+                )
             if allowed and scope["method"] == "OPTIONS":  # a browser asks for leave, without the key
                 await Response(status_code=204)(scope, receive, send_safely)
                 return
-            self._require_allowed(scope["path"], headers)
+            self._require_allowed(scope["path"], headers, has_pages=is_own)
         except ApiError as error:
             await error_response(error, scope["path"])(scope, receive, send_safely)
             return
@@ -113,10 +121,10 @@ class Security:
             (b"vary", b"Origin"),
         ]
 
-    def _require_allowed(self, path: str, headers: Headers) -> None:
-        origins = {*headers.getlist("origin")}
-        own = {f"{scheme}://{headers.get('host', '')}" for scheme in ("http", "https")}
-        if not {origin.lower() for origin in origins} <= {*own, *self._origins}:
+    def _require_allowed(self, path: str, headers: Headers, *, has_pages: bool) -> None:
+        """Raises ApiError: 403 or 401. has_pages: The host that is asked may have the server's own page."""
+        own = {f"{scheme}://{headers.get('host', '')}" for scheme in ("http", "https") if has_pages}
+        if not {origin.lower() for origin in headers.getlist("origin")} <= own | self._origins:
             raise ApiError(
                 403,
                 "pages of other sites may not use this server; ask from a program, or name the site: edgespec "

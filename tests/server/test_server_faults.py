@@ -55,6 +55,9 @@ def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "127.0.0.1.evil.example",
         "[::2]",
         "[::1].evil.example",
+        "host.docker.internal.evil.example",
+        "evil-internal",
+        "internal",
         "localhost:a",
         "",
     ],
@@ -65,9 +68,19 @@ def test_other_host_names_are_refused(served: Served, method: str, host: str) ->
         assert served.client.request(method, path, headers={"Host": host}).status_code == 403
 
 
-@pytest.mark.parametrize("host", ["localhost", "localhost:1", "LOCALHOST", "127.0.0.1:99", "[::1]:8080"])
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "localhost:1", "LOCALHOST", "127.0.0.1:99", "[::1]:8080", "host.docker.internal:8080", "a.localhost"],
+)
 def test_own_host_names_are_answered(served: Served, host: str) -> None:
     assert served.client.get("/health", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["host.docker.internal:8080", "a.localhost"])
+def test_pages_under_reserved_names_are_refused(served: Served, host: str) -> None:
+    """S1: a hostile network may answer for such a name, but only a browser sends an origin."""
+    headers = {"Host": host, "Origin": f"http://{host}"}
+    assert served.client.post(CHAT, json=HI, headers=headers).status_code == 403
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:3000", "file://"])
