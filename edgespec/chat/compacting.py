@@ -1,8 +1,10 @@
 """Shortens a long conversation: the model sums it up, and goes on with its summary and the last message."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
-from edgespec import Message, Reply, UsageError, split_reasoning
+from edgespec import Message, Reply, Round, UsageError, split_reasoning
 from edgespec.chat.session import ChatSession
 
 SUMMARY_REQUEST = (
@@ -23,12 +25,22 @@ def begin_compacting(session: ChatSession) -> Reply:
     return session.conversation.stream(SUMMARY_REQUEST)
 
 
-def finish_compacting(session: ChatSession) -> None:
-    """Put the summary in the place of all messages but the last; without a whole one nothing changes."""
+@contextmanager
+def compacting(session: ChatSession) -> Iterator[None]:
+    """Within, the model writes its summary, of which nothing is saved; without a whole one nothing changes."""
+    autosave, session.autosave = session.autosave, None
+    try:
+        yield
+    finally:
+        session.autosave = autosave
+        asked = session.conversation.undo()
+    _take_summary(session, asked)
+
+
+def _take_summary(session: ChatSession, asked: Round | None) -> None:
+    """Put the answer of a round that was taken back in the place of all messages but the last."""
     conversation = session.conversation
     finish_reason = session.last.finish_reason if session.last else "cancelled"
-    asked = conversation.undo()
-    session.save()
     summary = split_reasoning(asked.answer or "")[1].strip() if asked else ""
     if finish_reason != "stop" or not summary:
         session.info("the summary was not finished, so nothing has changed")

@@ -4,7 +4,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
@@ -13,7 +13,7 @@ from edgespec import Chunk, ContextOverflow, EdgeSpecError, Reply
 from edgespec.chat.call_text import describe_calls
 from edgespec.chat.command import NOTHING, Next, block_text, is_command, unescape_message
 from edgespec.chat.commands import run_command
-from edgespec.chat.compacting import finish_compacting
+from edgespec.chat.compacting import compacting
 from edgespec.chat.live_line import live_line
 from edgespec.chat.past_rounds import describe_resumed, show_last
 from edgespec.chat.plain import PlainPrinter, Printer, Waiting, is_plain
@@ -222,10 +222,9 @@ def _obey(session: ChatSession, line: str, before: Next) -> Next:
 def _follow(session: ChatSession, following: Next) -> None:
     """Print an answer, run the tools it calls, and print what the model says then; or the last answer again."""
     if following.reply:
-        _answer(session, following.reply, shows_begun=following.shows_begun)
-        if following.compacts:
-            finish_compacting(session)
-        else:
+        with compacting(session) if following.compacts else nullcontext():
+            _answer(session, following.reply, shows_begun=following.shows_begun)
+        if not following.compacts:
             for reply in replies_to_results(session):
                 _answer(session, reply)
     if following.shows_last:

@@ -22,7 +22,7 @@ from edgespec import Message, ModelError, SamplingParams, UsageError, load
 from edgespec.chat.clipboard import code_blocks, find_commands, osc52, text_to_copy
 from edgespec.chat.command import NOTHING, is_command, split_command, unescape_message
 from edgespec.chat.commands import COMMANDS, run_command
-from edgespec.chat.compacting import SUMMARY_REQUEST, begin_compacting, finish_compacting
+from edgespec.chat.compacting import SUMMARY_REQUEST, begin_compacting, compacting
 from edgespec.chat.files import AutosaveFile
 from edgespec.chat.loop import _follow, _obey, _prompt_progress, _run, _save_regularly
 from edgespec.chat.past_rounds import last_lines
@@ -693,8 +693,8 @@ def test_a_summary_that_is_longer_than_the_conversation_changes_nothing(session:
     before = session.conversation.messages
     session.conversation.max_tokens = 120
     chunks = [*begin_compacting(session)]
-    session.record((*chunks[:-1], replace(chunks[-1], finish_reason="stop")))
-    finish_compacting(session)
+    with compacting(session):
+        session.record((*chunks[:-1], replace(chunks[-1], finish_reason="stop")))
     assert "nothing has changed: the summary and your last message would take" in said[-1]
     assert session.conversation.messages == before
 
@@ -770,3 +770,25 @@ def test_reasoning_that_goes_on_is_printed_as_reasoning(
             session.conversation.rewrite(f"{said[:-1]} is")
             _follow(session, run_command(session, "/go"))
     assert were_open == [False, True, True, False, False, False, *(True, True, True, False, True, False)]
+
+
+@pytest.mark.parametrize("error", [MemoryExhausted("no room"), Leave()])
+def test_a_summary_that_fails_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    session = ruled(tmp_path, {})
+    path, rounds = session.file, session.conversation.rounds
+    assert path is not None
+    saved = path.read_bytes()
+
+    def chunks(*given: object) -> Iterator[Chunk]:
+        yield Chunk(text="so far", token_ids=())
+        assert path.read_bytes() == saved
+        raise error
+
+    monkeypatch.setattr(session.engine, "_chunks", chunks)
+    with pytest.raises(type(error)):
+        _follow(session, run_command(session, "/compact"))
+    assert session.conversation.rounds == rounds
+    session.save()
+    assert (session.file, path.read_bytes()) == (path, saved)
