@@ -276,24 +276,23 @@ class OnnxDecoder(Decoder, Cache, Forks):
         is_whole = self._output(given) == self._logits_name
         return Rows(rows) if is_whole else Rows(best=to_argmax(rows, self.vocab_size))
 
-    def _start(self, tokens: TokenIds, num_last: int, num_read: int) -> int:
-        """How many tokens need not be run, of which num_read are to be read in passes of their own width."""
-        start = reusable_prefix(self._held, tokens, num_last)
-        has_read = min(self._num_read, start)
-        return start if has_read == num_read else min(has_read, num_read)
-
     def rows(self, tokens: TokenIds, num_last: int, output: str, num_prompt: int = 0) -> Logits:
         num_tokens, shapes = len(tokens), self.shapes
         num_read = shapes.num_read(num_prompt, num_tokens - num_last, self.context_length) if shapes else 0
-        start = self._start(tokens, num_last, num_read)
+        start = reusable_prefix(self._held, tokens, num_last)
+        if (has_read := min(self._num_read, start)) != num_read:  # what was read otherwise is read again
+            start = min(has_read, num_read)
         start = self._states.reachable(start) if self._states else start  # that a pass can go on after
         num_text = self._states.num_text if self._states else 0
+        next_row = num_tokens - num_last
         rows: list[Logits] = []
         chunk_tokens, room = self.chunk_tokens, self.context_length
         if num_tokens - start > chunk_tokens:
             self.hold(tokens[:start])
             self._passes.reserve(start, num_tokens)
         while start < num_tokens:
+            if self._states:  # a pass that failed may have begun further back, and let later ones go
+                start = self._states.reachable(start)
             most = min(chunk_tokens, self._passes.max_tokens or chunk_tokens)
             stop = min(start + most, num_tokens)
             padded = PaddedPass(start, stop)
@@ -307,7 +306,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
             if self._states:  # padding within a text must not go into a state
                 self._states.num_text = min(num_text, stop) if num_padded else num_text
             self.hold(tokens[:start])
-            wanted = max(0, stop - max(start, num_tokens - num_last))
+            wanted = max(0, stop - next_row)
             try:
                 new, num_rows = tokens[first:stop], max(1, wanted)
                 chunk = self._passes.run(
@@ -330,6 +329,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
             start, room = stop, self.context_length
             if wanted:
                 rows.append(chunk if wanted == num_last else chunk.copy())
+                next_row = stop
         self.hold(tokens)
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 

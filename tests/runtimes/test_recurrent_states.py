@@ -19,6 +19,7 @@ from edgespec.manifest import read_manifest
 from edgespec.manifest.caches import KEPT_STATES
 from edgespec.memory.estimate import cache_bytes
 from edgespec.runtimes.pass_shapes import PassShapes
+from edgespec.runtimes.passes import Passes
 from edgespec.runtimes.session import RECURRENT_OPERATOR
 from edgespec.types import TokenIds
 
@@ -74,6 +75,26 @@ def test_padding_within_a_text_goes_into_no_state(stateful_model: Path, shapes: 
     for num_tokens in (50, 75):
         rows, wanted = (each.logits(TOKENS[:num_tokens], 3) for each in (used, fresh))
         np.testing.assert_allclose(rows, wanted, rtol=0, atol=1e-5 if shapes else 0)
+
+
+def test_a_pass_that_repeats_a_token_and_finds_no_memory_is_made_narrower(
+    recurrent_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used, fresh, run = decoder(recurrent_model), decoder(recurrent_model), Passes.run
+    tokens, starts = np.append(TOKENS, TOKENS)[: used.context_length], list[int]()
+    used.chunk_tokens = 89  # the last one begins with an odd token
+
+    def scarce(self: Passes, given: TokenIds, num_past: int, *arguments: Any, **named: Any) -> Any:
+        if self is used._passes:
+            starts.append(num_past)
+            self.cache.prepare(num_past, len(given) + named["num_padded"])
+            if num_past + len(given) == len(tokens) and len(given) > 32:
+                raise MemoryError
+        return run(self, given, num_past, *arguments, **named)
+
+    monkeypatch.setattr(Passes, "run", scarce)
+    assert np.array_equal(used.logits(tokens, 200), fresh.logits(tokens, 200))
+    assert starts.count(978) == 2
 
 
 def test_what_cannot_be_copied_is_not_offered(recurrent_model: Path) -> None:
