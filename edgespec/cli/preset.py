@@ -123,7 +123,8 @@ def _stated(options: argparse.Namespace, presets: "PresetFolder") -> "Preset":
     if options.file:
         with explain_unreadable(options.file, "a Modelfile"):
             text = read_text(options.file, _LARGEST)
-        stated, notes = read_modelfile(text, options.file, partial(_check_option, options.name))
+        check = partial(_check_option, options.name)
+        stated, notes = read_modelfile(text, options.file, model_home().whole_path, check)
         for note in notes:
             info(note)
     given = {

@@ -265,11 +265,15 @@ _QUOTED = re.compile(r'\A("""|")(.*)\1\Z', re.DOTALL)
 
 
 def read_modelfile(
-    text: str, path: Path, check: Callable[[dict[str, Any]], object] = lambda found: None
+    text: str,
+    path: Path,
+    whole_path: Callable[[str, Path], str | None] = lambda model, folder: None,
+    check: Callable[[dict[str, Any]], object] = lambda found: None,
 ) -> tuple[dict[str, Any], list[str]]:
     """The content of a preset by a Modelfile, without its name, and a note on each line that has no effect.
 
-    path: Of the Modelfile; files that it names are sought from there.
+    path: Of the Modelfile.
+    whole_path: The path of a model that is named by its path from a folder; None for any other name.
     check: Raises UsageError for an option that has a value that no preset can have.
 
     Raises UsageError: A line is no instruction, or one that cannot be followed.
@@ -282,9 +286,9 @@ def read_modelfile(
             raise UsageError(f"{where}: {name} is not for presets: {why}")
         match name.upper():
             case "FROM":
-                beside = path.parent / Path(value).expanduser()
-                is_path = beside.exists() or value.startswith((".", "~"))
-                found["model"] = str(beside.resolve()) if is_path else value.removesuffix(_LATEST)
+                if value.startswith((".", "~")):
+                    value = str((path.parent / Path(value).expanduser()).resolve())
+                found["model"] = whole_path(value, path.parent) or value.removesuffix(_LATEST)
             case "SYSTEM":
                 found["system"] = value.strip()
             case "PARAMETER":

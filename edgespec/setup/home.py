@@ -161,14 +161,14 @@ class ModelHome:
             return path if _is_ready(path) else None if is_source else self.own_folder(model)
         return None
 
-    def whole_path(self, model: str) -> str | None:
-        """A folder or file that is named by its path, as it is named in every folder; None for any other name."""
+    def whole_path(self, model: str, folder: Path = Path()) -> str | None:
+        """A model that is named by its path from a folder, as every folder names it; None for any other name."""
         name, precision = split_precision(model)
         with suppress(RuntimeError, ValueError, OSError):  # which resolve() reports
             if name and not self.presets.has(model):
-                if _is_ready(path := Path(model).expanduser()):
+                if _is_ready(path := folder / Path(model).expanduser()):
                     return os.path.abspath(path)
-                if name not in CATALOG and _is_source(path := Path(name).expanduser()):
+                if name not in CATALOG and _is_source(path := folder / Path(name).expanduser()):
                     return os.path.abspath(path) + (f":{precision}" if precision else "")
         return None
 

@@ -95,6 +95,18 @@ def test_presets_are_listed_shown_and_removed(
     assert json.loads(run(capsys, "preset", "list", "--json")[1]).keys() == {"poet"}
 
 
+def test_a_modelfile_names_the_model_beside_it_where_there_is_one(
+    capsys: pytest.CaptureFixture[str], home: Path, tmp_path: Path, tiny_model: Path
+) -> None:
+    (tmp_path / "tiny").mkdir()  # which is no model
+    (tmp_path / "near").symlink_to(tiny_model, target_is_directory=True)
+    for named, model in (("tiny", "tiny"), ("tiny:latest", "tiny"), ("near", str(tmp_path / "near"))):
+        (tmp_path / "Modelfile").write_text(f"FROM {named}\n")
+        code, _, err = run(capsys, "preset", "create", "new", "--file", tmp_path / "Modelfile", "--overwrite")
+        assert (named, code) == (named, 0), err
+        assert PresetFolder(home).read("new").model == model
+
+
 def test_a_value_of_a_modelfile_that_cannot_be_is_named_with_its_line(
     capsys: pytest.CaptureFixture[str], home: Path, tmp_path: Path
 ) -> None:
