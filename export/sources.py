@@ -29,7 +29,14 @@ from edgespec.export.settings import (
 )
 from edgespec.export.tensors import Sizes, StoredTensor, Tensors
 from edgespec.export.text_part import decoder_part
-from edgespec.export.vocabulary import END_OF_TURN, Vocabulary, ends_of_turn, say_left_out, vocabulary_from_gguf
+from edgespec.export.vocabulary import (
+    END_OF_TURN,
+    Vocabulary,
+    ends_of_turn,
+    read_suppressed,
+    say_left_out,
+    vocabulary_from_gguf,
+)
 from edgespec.manifest import Pooling, Source, SuggestedSampling
 from edgespec.system.command_line import quote
 from edgespec.system.file_hashes import file_record
@@ -304,7 +311,8 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any], num_rows: int 
         others |= {name: _piece(token) for name, token in named.items() if name.isidentifier()}
     template = set_tokens(_template(folder, settings), others)
     num_all = len(tokenizer.get_added_tokens_decoder())
-    tokenizer = _mended(tokenizer, settings, template, largest + 1 if num_rows is None else num_rows)
+    num_tokens = largest + 1 if num_rows is None else num_rows
+    tokenizer = _mended(tokenizer, settings, template, num_tokens)
     generation = read_json(folder / _GENERATION, needed=False)
     stated = generation.get("eos_token_id")
     stated = config.get("eos_token_id") if stated is None else stated
@@ -330,6 +338,9 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any], num_rows: int 
         bos_token_id=bos_id,
         eos_token_ids=ends,
         add_bos=add_bos,
+        suppressed_token_ids=read_suppressed(
+            path.with_name(_GENERATION), generation.get("suppress_tokens"), num_tokens
+        ),
         notes=notes,
     )
 

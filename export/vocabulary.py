@@ -105,6 +105,7 @@ def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
 class Vocabulary:
     """A tokenizer, its special tokens and its chat template.
 
+    suppressed_token_ids: Tokens that are never to be written.
     notes: What is to be said of how they were read.
     """
 
@@ -113,6 +114,7 @@ class Vocabulary:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     add_bos: bool
+    suppressed_token_ids: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -122,12 +124,25 @@ class Vocabulary:
             "bos_token_id": self.bos_token_id,
             "eos_token_ids": self.eos_token_ids,
             "add_bos": self.add_bos,
+            "suppressed_token_ids": self.suppressed_token_ids,
         }
 
 
 def ends_of_turn(special: Collection[str]) -> tuple[str, ...]:
     """Tokens that end an answer of a model with these special tokens."""
     return _END_OF_MESSAGES if CHANNEL in special else END_OF_TURN
+
+
+def read_suppressed(path: object, stated: Any, num_tokens: int) -> tuple[int, ...]:
+    """The tokens that a source says never to write, ascending, of those that the model has.
+
+    Raises SourceError: They are no list of token ids.
+    """
+    if stated is not None and not (isinstance(stated, list) and all(type(token) is int for token in stated)):
+        raise SourceError(
+            f"{path}: suppress_tokens is {stated!r}, wanted a list of token ids; correct or remove it"
+        )
+    return tuple(sorted({token for token in stated or () if 0 <= token < num_tokens}))
 
 
 def say_left_out(num_tokens: int) -> tuple[str, ...]:
@@ -178,6 +193,7 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any], num_rows: in
         eos_token_ids=ends,
         # Files of Gemma 4 say false, and without this token it writes rubbish.
         add_bos=kind == "gemma4" or bool(get("add_bos_token", kind == "llama" or get("pre") in _BOS_FIRST)),
+        suppressed_token_ids=read_suppressed(path, get("suppress_tokens"), len(pieces)),
         notes=notes,
     )
 

@@ -49,6 +49,7 @@ def test_manifest_survives_writing_and_reading(folder: Path) -> None:
         ({"eos_token_ids": ["a"]}, r"eos_token_ids\[0\] is 'a': wanted a whole number"),
         ({"eos_token_ids": [10**9]}, "special token"),
         ({"bos_token_id": 10**9}, "special token"),
+        ({"suppressed_token_ids": [10**9]}, "special token"),
         ({"name": 7}, "name"),
         ({"architecture": 7}, "architecture"),
         ({"add_bos": "yes"}, "add_bos"),

@@ -18,6 +18,7 @@ from edgespec.engine.request import (
     choose_drafters,
     require_answerable,
     require_writer,
+    suppressing,
     under_constraint,
 )
 from edgespec.errors import FormatError, ToolError, UsageError
@@ -84,6 +85,7 @@ class RequestReader:
         self, prompt: Prompt, options: AnswerSettings, open_drafters: tuple[str, ...], target_context: int
     ) -> Request:
         require_writer(self.manifest)
+        options = suppressing(options, self.manifest.suppressed_token_ids)
         given, wanted = options.prefill, options.format
         if not options.raw and is_conversation(prompt):
             turns = parse_messages(prompt)

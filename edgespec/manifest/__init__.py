@@ -288,6 +288,7 @@ class Manifest:
     tokenizer: str = "tokenizer.json"
     chat_template: str | None = "chat_template.jinja"
     sampling: SuggestedSampling | None = None  # None where its files suggest nothing
+    suppressed_token_ids: tuple[Index, ...] = ()  # that its files say never to write
     prefill_graph: str | None = None  # with a static cache: a graph for passes of prefill_tokens tokens
     prefill_tokens: Size = 1
     sliding_window: Count | None = None  # tokens that local layers see; a static or tree graph takes it as a mask
@@ -411,6 +412,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     """Values that contradict each other, or that this edgespec does not know."""
     head, pooling, kv, vocab_size = manifest.head, manifest.pooling, manifest.kv_cache, manifest.vocab_size
     special = [*manifest.eos_token_ids, *([] if manifest.bos_token_id is None else [manifest.bos_token_id])]
+    special += manifest.suppressed_token_ids
     if max(special, default=0) >= vocab_size:
         yield f"special token ids {special} are not in the vocabulary"
     if kv.form not in CACHE_FORMS or kv.dtype not in CACHE_DTYPES:

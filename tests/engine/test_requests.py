@@ -320,6 +320,31 @@ def test_a_banned_token_never_comes_whatever_drafts(engine: Engine, drafting: En
     assert banned not in answers[0]
 
 
+@pytest.mark.parametrize("options", [{}, {"response_format": {"type": "regex", "regex": "[a-z ]{30}"}}])
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
+def test_a_token_that_the_models_files_forbid_is_banned_in_every_answer(
+    engine: Engine,
+    drafting: Engine,
+    sampling: SamplingParams,
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its log-probabilities stay those of the model, as those of a text."""
+    options |= {"max_tokens": 40, "logprobs": 2, "prompt_logprobs": True}
+    usual = engine.generate(PROMPT, sampling=sampling, **options)
+    letters = [token for token in usual.token_ids if engine.detokenize([token]).isalpha()]  # no grammar needs one
+    banned = max(letters, key=letters.count)
+    wanted = engine.generate(PROMPT, sampling=replace(sampling, logit_bias={banned: -100}), **options)
+    assert banned not in wanted.token_ids
+    for asked in (engine, drafting):
+        stated = replace(asked.manifest, suppressed_token_ids=(banned,))
+        monkeypatch.setattr(asked._requests, "manifest", stated)
+        for bias in ({}, {banned: 50.0}):
+            found = asked.generate(PROMPT, sampling=replace(sampling, logit_bias=bias), **options)
+            assert (found.token_ids, found.logprobs) == (wanted.token_ids, wanted.logprobs)
+            assert found.prompt_logprobs[1:] == usual.prompt_logprobs[1:]
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
 def test_banned_texts_never_come_whatever_drafts(
     engine: Engine, drafting: Engine, sampling: SamplingParams

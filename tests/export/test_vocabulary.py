@@ -1,6 +1,7 @@
 """Tokenizers, special tokens and chat templates of sources, as transformers and llama.cpp read them."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,23 @@ def test_tokens_that_end_answers_by_their_names_do_whatever_their_type_is(end: s
         found = vocabulary_from_gguf("a.gguf", metadata)
         assert end in special_tokens(found.tokenizer_json)
         assert tiny.VOCAB in found.eos_token_ids
+
+
+def test_tokens_that_a_source_suppresses_are_read_where_the_model_has_them(tmp_path: Path) -> None:
+    key, stated = "suppress_tokens", [7, 5, 7, -1, tiny.VOCAB]
+    found = vocabulary_from_gguf("a.gguf", tiny.GGUF_TOKENIZER | {f"tokenizer.ggml.{key}": stated}, tiny.VOCAB)
+    assert found.suppressed_token_ids == (5, 7)
+    tiny.write_huggingface(tmp_path / "hf", tiny.random_weights())
+    file = tmp_path / "hf" / "generation_config.json"
+    for value, wanted in ((stated, (5, 7)), (None, ())):
+        file.write_text(json.dumps({key: value}))
+        assert read_source(tmp_path / "hf").vocabulary.suppressed_token_ids == wanted
+    for wrong in (5, ["5"], [True]):
+        file.write_text(json.dumps({key: wrong}))
+        with pytest.raises(
+            SourceError, match=rf"generation_config.json: suppress_tokens is {re.escape(repr(wrong))}"
+        ):
+            read_source(tmp_path / "hf")
 
 
 def add_tokens(folder: Path, *tokens: dict[str, Any]) -> None:
