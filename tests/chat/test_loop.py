@@ -792,3 +792,19 @@ def test_a_summary_that_fails_changes_nothing(
     assert session.conversation.rounds == rounds
     session.save()
     assert (session.file, path.read_bytes()) == (path, saved)
+
+
+def test_a_summary_is_free_text_of_any_length_whatever_answers_have_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, stated = ruled(tmp_path, {SUMMARY_REQUEST: ["In short."]}), dict[str, Any]()
+    conversation, stream = session.conversation, session.engine.stream
+    conversation.schema, conversation.stop, conversation.max_tokens = {"type": "integer"}, ["short"], 1
+    monkeypatch.setattr(
+        session.engine, "stream", lambda sent, **limits: stated.update(limits) or stream(sent, **limits)
+    )
+    _follow(session, run_command(session, "/compact"))
+    names = ("schema", "response_format", "stop", "max_tokens")
+    assert [stated[name] for name in names] == [None, None, (), None]
+    assert conversation.rounds[0].answer == "In short."
+    assert (conversation.stop, conversation.max_tokens) == (["short"], 1)

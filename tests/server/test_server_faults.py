@@ -70,7 +70,15 @@ def test_other_host_names_are_refused(served: Served, method: str, host: str) ->
 
 @pytest.mark.parametrize(
     "host",
-    ["localhost", "localhost:1", "LOCALHOST", "127.0.0.1:99", "[::1]:8080", "host.docker.internal:8080", "a.localhost"],
+    [
+        "localhost",
+        "localhost:1",
+        "LOCALHOST",
+        "127.0.0.1:99",
+        "[::1]:8080",
+        "host.docker.internal:8080",
+        "a.localhost",
+    ],
 )
 def test_own_host_names_are_answered(served: Served, host: str) -> None:
     assert served.client.get("/health", headers={"Host": host}).status_code == 200
