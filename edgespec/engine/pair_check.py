@@ -13,6 +13,7 @@ from statistics import median
 
 import numpy as np
 
+from edgespec.config.drafter_names import SELF
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, Proposal, speculative_decode
 from edgespec.draft.drafter import Drafter
@@ -21,7 +22,7 @@ from edgespec.draft.measured import FixedLength
 from edgespec.draft.option import best_length, expected_tokens
 from edgespec.engine.engine import Engine
 from edgespec.engine.load import load
-from edgespec.errors import DeviceUnavailable, MemoryExhausted, ModelError
+from edgespec.errors import DeviceUnavailable, MemoryExhausted, ModelError, UsageError
 from edgespec.runtimes.devices import device_key, find_device
 from edgespec.setup.head_target import PROMPTS
 from edgespec.setup.open_model import ModelFolder, read_chat_template, read_tokenizer
@@ -57,6 +58,7 @@ def check_pair(
         DeviceUnavailable: A device cannot be used, or a model is not in the form for it.
         VocabularyMismatch: The drafter has too few of the target's tokens.
         ModelError: One of them is missing or invalid, or the folder holds no pair.
+        UsageError: The drafter is no model, or several.
     """
     pair = restore_pair(Path(target), report) if drafter is None else None
     if drafter is None and pair is None:
@@ -75,12 +77,15 @@ def check_pair(
             progress=lambda at: None,  # the command shows its own
         )
     )
-    if not resolved.drafters:
-        raise ModelError(f"'{drafter}' is not a model; a pair is a target and a smaller model")
-    own, other, placement = resolved.target, resolved.drafters[0].models[0], resolved.placement
+    own, placement = resolved.target, resolved.placement
+    drafters = [model for chain in resolved.drafters for model in chain.models]
+    if len(drafters) != 1:
+        num = len(drafters) or "no"
+        raise UsageError(f"'{drafter}' names {num} models; a pair is a target and a smaller model, so name one")
+    (other,) = drafters
     with load(
         own.folder,
-        drafter=str(other.folder),
+        drafter=SELF if other.folder == own.folder and other != own else str(other.folder),
         device=placement.device.name,
         drafter_device=placement.drafter_device.name,
         report=report,

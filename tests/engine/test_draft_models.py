@@ -13,6 +13,8 @@ import tiny
 from edgespec import load
 from edgespec.cli.main import main
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine import pair_check
+from edgespec.engine.engine import Engine
 from edgespec.errors import ManifestError, ModelError, UsageError
 from edgespec.export.convert import export_model
 from edgespec.export.options import Trimming, frequent_tokens, parse_layers
@@ -20,6 +22,7 @@ from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.setup.open_model import ModelFolder, open_drafter, read_subset, self_drafter
 from edgespec.text.tokenizer import open_tokenizer
+from edgespec.types import Report
 
 TEXT = "the in the an the on er in the " * 3
 
@@ -180,3 +183,21 @@ def test_drafter_of_a_models_own_layers_is_not_hedged_and_a_plan_knows_it(
     (hedged,) = [each for each in json.loads(capsys.readouterr().out)["refused"] if each["schedule"] == "hedged"]
     assert hedged["context_length"] == 0
     assert hedged["reason"].endswith("has no graph for several branches in a pass")
+
+
+def test_a_check_of_a_models_own_layers_measures_these(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[tuple[str, str]] = []
+
+    def measure(engine: Engine, own: ModelFolder, other: ModelFolder, report: Report) -> None:
+        measured.extend((each.name, other.manifest.name) for each in engine.speculation.drafters())
+
+    monkeypatch.setattr(pair_check, "measure_pair", measure)
+    for drafter, found in (("self", self_drafter(read_manifest(target))), (str(target), read_manifest(target))):
+        pair_check.check_pair(str(target), drafter)
+        assert measured.pop() == (found.name, found.name)
+
+
+def test_a_check_of_several_drafters_is_refused(target: Path, tiny_model: Path) -> None:
+    for names in (f"{tiny_model},self", f"{tiny_model}+self"):
+        with pytest.raises(UsageError, match=r"names 2 models; .* name one"):
+            pair_check.check_pair(str(target), names)
