@@ -125,9 +125,9 @@ def _parse_large(kind: type[R], body: bytes) -> R:
 def _require_readable(request: Request, limits: Limits) -> None:
     """Raises ApiError: 415 or 413, a body is of another type, or states that it is too large."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # Programs that know ollama send none, or what curl states; pages of other sites were refused by their origin.
-    is_free = request.url.path.startswith(OLLAMA) and kind in ("", "application/x-www-form-urlencoded")
-    if kind != "application/json" and not is_free:
+    # Programs that know ollama send none, or what curl or fetch() states; pages of other sites were refused before.
+    others = ("", "application/x-www-form-urlencoded", "text/plain") if request.url.path.startswith(OLLAMA) else ()
+    if kind not in ("application/json", *others):
         raise ApiError(415, "the content type must be application/json")
     if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise ApiError(415, "the body is compressed (Content-Encoding); send it as it is")

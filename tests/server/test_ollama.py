@@ -386,15 +386,15 @@ def test_the_root_is_what_clients_of_ollama_look_for(served: Served) -> None:
     assert page.headers["content-type"].startswith("text/html")
 
 
-def test_what_curl_sends_without_a_content_type_is_read(served: Served) -> None:
+def test_what_curl_and_fetch_send_without_a_content_type_is_read(served: Served) -> None:
     body = json.dumps({"model": "tiny", "prompt": "in", "stream": False, "options": {"num_predict": 2}})
-    for kind in ("application/x-www-form-urlencoded", None):
+    for kind in ("application/x-www-form-urlencoded", "text/plain;charset=UTF-8", None):
         headers = {"Content-Type": kind} if kind else {}
         assert served.client.post(GENERATE, content=body, headers=headers).json()["eval_count"] == 2
         assert served.client.post("/v1/completions", content=body, headers=headers).status_code == 415
-    page = {"Content-Type": "application/x-www-form-urlencoded", "Origin": "http://evil.example"}
-    refused = served.client.post(GENERATE, content=body, headers=page)
-    assert (refused.status_code, [*refused.json()]) == (403, ["error"])
+        page = {**headers, "Origin": "http://evil.example"}
+        refused = served.client.post(GENERATE, content=body, headers=page)
+        assert (refused.status_code, [*refused.json()]) == (403, ["error"])
 
 
 def test_vectors_are_those_of_the_other_api_and_long_texts_are_cut(tmp_path: Path) -> None:
