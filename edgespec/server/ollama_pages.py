@@ -23,8 +23,7 @@ from edgespec.server.protocol import EmbeddingsRequest, texts_of
 from edgespec.server.sse import LINES, line
 from edgespec.system.threads import in_thread
 
-# The version of ollama whose API this is: some clients refuse older ones.
-_OLLAMA_VERSION = "0.12.11"
+_OLLAMA_VERSION = "0.13.4"  # whose API this is, the first with /v1/responses; some clients refuse older ones
 # In names, as of SmolLM2-135M-Instruct.Q4_1.gguf: the number of weights, and how they are stored.
 _SIZE = re.compile(r"(?<![a-z\d.])(\d+(?:\.\d+)?[bm])(?![a-z\d])", re.IGNORECASE)
 _BLOCKS = re.compile(r"(?<![a-z\d])(i?q\d(?:_[\da-z]+)*|bf16|f16|f32|mxfp4)(?![a-z\d])", re.IGNORECASE)

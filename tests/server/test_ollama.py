@@ -307,7 +307,11 @@ def test_models_are_listed_and_described(served: Served) -> None:
     assert found["capabilities"] == ["completion"]
     assert "im_start" in found["template"]
     assert found["model_info"]["llama.context_length"] == 700
-    assert [int(part) for part in served.client.get("/api/version").json()["version"].split(".")] >= [0, 6, 4]
+
+
+def test_the_version_is_one_of_ollama_that_has_responses(served: Served) -> None:
+    """Codex asks for it before it asks /v1/responses."""
+    assert [int(part) for part in served.client.get("/api/version").json()["version"].split(".")] >= [0, 13, 4]
 
 
 def test_keep_alive_says_how_long_a_model_stays_loaded(served: Served) -> None:
