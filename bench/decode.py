@@ -19,9 +19,10 @@ from interleaved import measure_in_turn, median_ratio
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Plain, speculative_decode
 from edgespec.manifest import Manifest, read_manifest
-from edgespec.runtimes.devices import find_device, physical_cores
+from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.setup.home import ModelHome, default_home
+from edgespec.system.system_info import physical_cores
 
 PROMPT = np.arange(1000, 1032, dtype=np.int32)
 # The threads of the session that ran before spin for a while and take a core from this one.

@@ -21,7 +21,7 @@ from edgespec.runtimes.device_names import Device as Device
 from edgespec.runtimes.hardware import graphics_drivers
 from edgespec.runtimes.plugins import PLUGINS, Missing, list_devices, register_plugin
 from edgespec.system.signals import defer_signals
-from edgespec.system.system_info import processor_name
+from edgespec.system.system_info import physical_cores, processor_name
 
 # Distributions that all install the module onnxruntime, one over the other.
 _BUILDS = (
@@ -253,11 +253,6 @@ def limit_arena(device: Device, arena_bytes: int) -> Device:
     if device.provider != cuda.PROVIDER:
         return device
     return replace(device, options=(*device.options, ("gpu_mem_limit", str(arena_bytes))))
-
-
-def physical_cores() -> int:
-    """Physical cores of this machine; logical ones where the system does not tell them apart."""
-    return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
 
 
 def max_threads() -> int:

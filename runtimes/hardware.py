@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from edgespec.system.system_info import physical_cores
 from edgespec.system.text_files import read_plain
 
 _CPUS = Path("/sys/devices")
@@ -26,7 +27,10 @@ _DISPLAY, _ACCELERATOR = 0x03, 0x12  # classes of PCI
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cores:
-    """performance and efficiency count logical processors, None where all are alike or the system does not say."""
+    """physical counts those that this process may use.
+
+    performance and efficiency count logical processors, None where all are alike or the system does not say.
+    """
 
     physical: int
     logical: int
@@ -44,11 +48,8 @@ class Accelerator:
 
 def cores() -> Cores:
     """The cores of this machine by kind."""
-    logical = psutil.cpu_count() or 1
     fast, slow = _core_kinds()
-    return Cores(
-        physical=psutil.cpu_count(logical=False) or logical, logical=logical, performance=fast, efficiency=slow
-    )
+    return Cores(physical=physical_cores(), logical=psutil.cpu_count() or 1, performance=fast, efficiency=slow)
 
 
 def _core_kinds() -> tuple[int | None, int | None]:

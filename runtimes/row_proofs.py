@@ -32,9 +32,9 @@ import numpy as np
 
 from edgespec.decoding.decoder import CHAINS, Can, Decoder, Pass
 from edgespec.manifest import Manifest
-from edgespec.runtimes.devices import Device, device_key, import_onnxruntime, physical_cores
+from edgespec.runtimes.devices import Device, device_key, import_onnxruntime
 from edgespec.runtimes.pass_shapes import PaddedPass
-from edgespec.system.system_info import processor_name
+from edgespec.system.system_info import physical_cores, processor_name
 from edgespec.system.typed_json import RecordFile
 from edgespec.types import Logits, Report, TokenIds
 

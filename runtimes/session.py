@@ -13,13 +13,14 @@ from edgespec.manifest import Manifest
 from edgespec.manifest.caches import NUM_SETTLED
 from edgespec.runtimes import cuda
 from edgespec.runtimes.device_rows import END_ROW, FIRST_ROW, with_chosen_rows
-from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores, request_device
+from edgespec.runtimes.devices import Device, import_onnxruntime, request_device
 from edgespec.runtimes.driver_check import NO_HALF_FLOATS, adapter_problem
 from edgespec.runtimes.memory_errors import is_memory_error
 from edgespec.runtimes.node_placement import find_strays, read_node_placement, require_placement
 from edgespec.runtimes.plugins import Missing, driver_fix
 from edgespec.system.cancel import Cancel
 from edgespec.system.processes import environment_variable
+from edgespec.system.system_info import physical_cores
 
 # A dimension is a number, or a word where any number has to be allowed, or _ANY where the graph may choose.
 _Dimensions = Sequence[int | str | None]

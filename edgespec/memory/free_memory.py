@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from edgespec.system.system_info import CGROUP_MOUNT, OWN_GROUPS, groups_above
+
 
 class _MemoryStatus(ctypes.Structure):
     """MEMORYSTATUSEX of sysinfoapi.h"""
@@ -91,10 +93,11 @@ device_reserve = partial(_shared_reserve, share=16, most_bytes=512 << 20)
 
 
 _NO_LIMIT = 1 << 60  # control groups of the first version write a number where there is no limit
-# Files of limit and use in a control group of the first and of the second version.
-_LIMITS_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-_LIMITS_2 = ("memory.max", "memory.current")
-OWN_GROUPS, CGROUP_MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+# Files of limit and use in a control group of the first and of the second version, and the name of idle pages.
+_FILES = (
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ("memory.max", "memory.current", "inactive_file"),
+)
 
 
 class FreeMemory(NamedTuple):
@@ -146,9 +149,9 @@ def total_memory() -> int:
     """The most bytes that a process can hold here: the memory of the machine, or a control group's limit."""
     bounds = [psutil.virtual_memory().total]
     with suppress(OSError):
-        for folder, (limit, _), _ in _groups_above(OWN_GROUPS.read_text(encoding="utf-8"), CGROUP_MOUNT):
+        for folder, is_second in groups_above(OWN_GROUPS.read_text(encoding="utf-8"), CGROUP_MOUNT, "memory"):
             with suppress(OSError, ValueError):  # no limit, or none that can be read
-                bounds.append(int((folder / limit).read_text()))
+                bounds.append(int((folder / _FILES[is_second][0]).read_text()))
     return min(bounds)
 
 
@@ -172,7 +175,8 @@ def free_in_groups(groups: str, mount: Path) -> Iterator[FreeMemory]:
 
     groups is the text of /proc/self/cgroup, mount the folder of all control groups.
     """
-    for folder, names, idle in _groups_above(groups, mount):
+    for folder, is_second in groups_above(groups, mount, "memory"):
+        *names, idle = _FILES[is_second]
         with suppress(OSError, ValueError):  # no limit, or none that can be read
             limit, used = (int((folder / name).read_text()) for name in names)
             if limit < _NO_LIMIT:
@@ -182,28 +186,10 @@ def free_in_groups(groups: str, mount: Path) -> Iterator[FreeMemory]:
 
 def limited_groups(groups: str, mount: Path) -> Iterator[Path]:
     """Folders of the control groups of the second version above a process whose memory is limited."""
-    for folder, (limit, _), _ in _groups_above(groups, mount):
+    for folder, is_second in groups_above(groups, mount, "memory"):
         with suppress(OSError, ValueError):
-            if limit == _LIMITS_2[0] and int((folder / limit).read_text()) < _NO_LIMIT:
+            if is_second and int((folder / _FILES[1][0]).read_text()) < _NO_LIMIT:
                 yield folder
-
-
-def _groups_above(groups: str, mount: Path) -> Iterator[tuple[Path, tuple[str, str], str]]:
-    """Folders of control groups, with the names of the files of limit and use, and of idle pages."""
-    for line in groups.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            root, names, idle = mount, _LIMITS_2, "inactive_file"
-        elif "memory" in controllers.split(","):
-            root, names, idle = mount / "memory", _LIMITS_1, "total_inactive_file"
-        else:
-            continue
-        group = root / path.lstrip("/")
-        # Within a container the path is often that of the host, and the mount is the group itself.
-        for folder in (group, *group.parents) if group.is_dir() else (root,):
-            yield folder, names, idle
-            if folder == root:
-                break
 
 
 def _read_stat(path: Path, name: str) -> int:

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from edgespec.memory.free_memory import CGROUP_MOUNT, OWN_GROUPS, limited_groups, open_kernel32
+from edgespec.memory.free_memory import limited_groups, open_kernel32
+from edgespec.system.system_info import CGROUP_MOUNT, OWN_GROUPS
 from edgespec.system.units import format_bytes
 
 # What Linux reports is a mean over 10 s, so it is not read more often than this.

@@ -18,7 +18,6 @@ from edgespec.runtimes.devices import (
     hardware_and_drivers,
     machine_key,
     nvidia_bytes,
-    physical_cores,
 )
 from edgespec.runtimes.driver_check import lacks_half_floats
 from edgespec.setup.home import DeviceFacts
@@ -26,6 +25,7 @@ from edgespec.setup.open_model import ModelFolder
 from edgespec.setup.pair import DRAFTER, TARGET, Pair, forms_of
 from edgespec.setup.profile import Place, drafter_key
 from edgespec.system.command_line import quote
+from edgespec.system.system_info import physical_cores
 
 
 @dataclass(frozen=True, kw_only=True)

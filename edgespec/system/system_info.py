@@ -1,11 +1,13 @@
-"""The machine, its versions and the memory of this process."""
+"""The machine, its versions, and what this process may use of it."""
 
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
+from math import ceil
 from pathlib import Path
 
 import psutil
@@ -13,6 +15,8 @@ import psutil
 if sys.platform != "win32":
     import resource
 
+OWN_GROUPS, CGROUP_MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+_SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 _PACKAGES = ("edgespec", "onnxruntime", "onnxruntime-gpu", "numpy", "tokenizers")
 
 
@@ -20,7 +24,7 @@ def system_info() -> dict[str, str]:
     """Describe what a figure is measured with: label and text."""
     return {
         "processor": processor_name(),
-        "cores": f"{psutil.cpu_count(logical=False) or '?'} of {os.cpu_count()} logical",
+        "cores": f"{physical_cores()} of {os.cpu_count()} logical",
         "memory": f"{psutil.virtual_memory().total / 1e9:.1f} GB",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
@@ -36,6 +40,54 @@ def processor_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def physical_cores() -> int:
+    """Physical cores that this process may use; logical ones where the system does not tell them apart.
+
+    On Linux its affinity, as taskset and containers set it, and the CPU quotas of its control groups count.
+    """
+    found = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+    if sys.platform != "linux":
+        return found
+    bounds = [found, _cores_of(os.sched_getaffinity(0))]
+    with suppress(OSError):
+        bounds += cpu_quotas(OWN_GROUPS.read_text(encoding="utf-8"), CGROUP_MOUNT)
+    return min(bounds)
+
+
+def _cores_of(processors: set[int]) -> int:
+    with suppress(OSError):
+        return len({Path(_SIBLINGS.format(each)).read_text() for each in processors})
+    return len(processors)
+
+
+def cpu_quotas(groups: str, mount: Path) -> Iterator[int]:
+    """How many processors each control group above a process may keep busy, rounded up.
+
+    groups is the text of /proc/self/cgroup, mount the folder of all control groups.
+    """
+    for folder, is_second in groups_above(groups, mount, "cpu"):
+        with suppress(OSError, ValueError):  # no limit, or none that can be read
+            names = ["cpu.max"] if is_second else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+            quota, period = map(int, " ".join((folder / name).read_text() for name in names).split())
+            if quota > 0:
+                yield ceil(quota / period)
+
+
+def groups_above(groups: str, mount: Path, controller: str) -> Iterator[tuple[Path, bool]]:
+    """Folders of the control groups above a process, and whether they are of the second version."""
+    for line in groups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = mount / controller if controllers else mount
+        group = root / path.lstrip("/")
+        # Within a container the path is often that of the host, and the mount is the group itself.
+        for folder in (group, *group.parents) if group.is_dir() else (root,):
+            yield folder, not controllers
+            if folder == root:
+                break
 
 
 def peak_rss_bytes() -> int:

@@ -1,9 +1,12 @@
 """Devices found, why one is not usable, and how to fix it; for others than the CPU as values."""
 
 import json
+import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from edgespec.cli.main import main
@@ -13,6 +16,8 @@ from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.discovery import DeviceReport, Discovery
 from edgespec.runtimes.hardware import Accelerator
 from edgespec.runtimes.plugins import PLUGINS, Missing, register_plugin
+from edgespec.system import system_info
+from edgespec.system.system_info import cpu_quotas, physical_cores
 
 GPU = NvidiaGpu("NVIDIA Test", 24 << 30, 20 << 30)
 
@@ -103,6 +108,40 @@ def test_cores_of_two_kinds_are_counted(tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / kind).mkdir()
         (tmp_path / kind / "cpus").write_text(f"{ranges}\n")
     assert (hardware.cores().performance, hardware.cores().efficiency) == (12, 8)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which processors a process may use")
+def test_threads_are_as_many_as_the_cores_that_the_process_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 8 if logical else 4)
+    monkeypatch.setattr(system_info, "OWN_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(system_info, "CGROUP_MOUNT", tmp_path)
+    monkeypatch.setattr(system_info, "_SIBLINGS", str(tmp_path / "{}"))
+    found = []
+    for processors in ({0}, {0, 1, 4, 5}, {*range(8)}):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process, processors=processors: processors)
+        found.append(hardware.cores().physical)
+    assert found == [1, 4, 4]
+    for each in range(8):
+        (tmp_path / str(each)).write_text(f"{each % 4},{each % 4 + 4}\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 4, 5})
+    assert physical_cores() == 2
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {*range(8)})
+    (tmp_path / "cgroup").write_text("0::/a/b\n")
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "cpu.max").write_text("max 100000\n")
+    assert physical_cores() == 4
+    (tmp_path / "a" / "cpu.max").write_text("250000 100000\n")
+    assert physical_cores() == 3
+
+
+def test_quotas_of_the_first_version_bound(tmp_path: Path) -> None:
+    for group, quota in ((tmp_path / "cpu" / "a", 150_000), (tmp_path / "cpu", -1)):
+        group.mkdir(parents=True, exist_ok=True)
+        (group / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+        (group / "cpu.cfs_period_us").write_text("100000\n")
+    assert [*cpu_quotas("4:memory:/a\n3:cpu,cpuacct:/a\n0::/\n", tmp_path)] == [2]
 
 
 def test_devices_agree_with_what_device_takes(capsys: pytest.CaptureFixture[str]) -> None:
