@@ -403,7 +403,8 @@ class Conversation:
     ) -> Reply:
         """Begin an answer; is_answer: its beginning is no reasoning where it has no mark."""
         thinking = options.get("thinking", self.thinking)
-        num_dropped = self._choose_num_dropped(rounds, options.get("max_tokens", self.max_tokens), thinking)
+        max_tokens = options.get("max_tokens", self.max_tokens)
+        num_dropped = self._choose_num_dropped(rounds, begun, max_tokens, thinking)
         sent = self._sent(rounds[num_dropped:])
         num_prompt = self._count(sent, thinking)
         stated: dict[str, Any] = {name: getattr(self, name) for name in TalkOptions.__annotations__}
@@ -433,20 +434,24 @@ class Conversation:
         self._reply = ref(reply)
         return reply
 
-    def _choose_num_dropped(self, rounds: Sequence[Round], max_tokens: int | None, thinking: bool | None) -> int:
+    def _choose_num_dropped(
+        self, rounds: Sequence[Round], begun: str, max_tokens: int | None, thinking: bool | None
+    ) -> int:
         """How many of the oldest rounds not to send. Raises ContextOverflow: dropping is off or does not help."""
         context, num_dropped, most = self.engine.context_length, self._num_dropped, len(rounds) - 1
-        num_tokens = self._count(self._sent(rounds[num_dropped:]), thinking)
+        num_begun = len(self.engine.tokenizer.encode(begun, is_behind_text=True)) if begun else 0
+
+        def count(num: int) -> int:
+            return self._count(self._sent(rounds[num:]), thinking) + num_begun
+
+        num_tokens = count(num_dropped)
         if self.overflow == "drop-oldest" and num_dropped < most:
             share = max(1, int(_FREED_SHARE * context))
             wanted = min(max_tokens, share) if max_tokens and max_tokens > 0 else share
             if num_tokens + wanted // 2 > context:
-                num_dropped += bisect_left(
-                    range(num_dropped, most),
-                    True,
-                    key=lambda num: self._count(self._sent(rounds[num:]), thinking) + wanted <= context,
-                )
-                num_tokens = self._count(self._sent(rounds[num_dropped:]), thinking)
+                droppable = range(num_dropped, most)
+                num_dropped += bisect_left(droppable, True, key=lambda num: count(num) + wanted <= context)
+                num_tokens = count(num_dropped)
         if num_tokens > context:
             overflow = ContextOverflow(num_tokens, context, self.engine.manifest.context_length)
             if self.overflow == "error" and most:

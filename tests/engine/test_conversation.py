@@ -30,6 +30,7 @@ class WordEngine:
     def __init__(self, context_length: int = 100) -> None:
         self.context_length = context_length
         self.manifest = SimpleNamespace(name="words", context_length=context_length)
+        self.tokenizer = SimpleNamespace(encode=lambda text, is_behind_text: text.split())
         self.asked: list[tuple[Message, ...]] = []
         self.begun: str | None = None
 
@@ -42,6 +43,8 @@ class WordEngine:
     def stream(self, messages: Sequence[Message], *, sampling: SamplingParams, **limits: Any) -> AnswerStream:
         self.asked.append(tuple(messages))
         self.begun = limits.get("prefill")
+        if (num := self.count(messages) + len((self.begun or "").split())) > self.context_length:
+            raise ContextOverflow(num, self.context_length, self.context_length)
         return stream_of(self._chunks(messages, sampling))
 
     def _chunks(self, messages: Sequence[Message], sampling: SamplingParams) -> Generator[Chunk, None, None]:
@@ -265,6 +268,20 @@ def test_dropping_makes_room_for_several_turns_at_once() -> None:
         drops.append(len(reply.dropped))
         assert [*reply]
     assert 0 < sum(each > 0 for each in drops) <= len(drops) // 4
+
+
+def test_dropping_makes_room_for_the_beginning_of_an_answer_too() -> None:
+    conversation, engine = talk(context_length=40, overflow="drop-oldest")
+    for text in ("message number one", "message number two", "long " * 12):
+        answer(conversation, text)
+    assert conversation.num_dropped == 0
+    reply = conversation.go_on()
+    assert contents(engine.asked[-1]) == ["long " * 12]
+    assert contents(reply.dropped) == contents(conversation.messages[:4])
+    assert [*reply]
+    assert conversation.rounds[-1].answer == ("0: " + "long " * 12).strip() * 2
+    with pytest.raises(ContextOverflow, match="44 tokens do not fit"):
+        conversation.stream("one", begun="long " * 42)
 
 
 def test_what_does_not_even_fit_alone_is_an_error_with_any_policy() -> None:

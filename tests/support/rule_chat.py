@@ -48,6 +48,9 @@ class _Tokenizer:
     def special_within(self, texts: Iterable[str]) -> frozenset[int]:
         return frozenset()
 
+    def encode(self, text: str, *, is_behind_text: bool) -> tuple[int, ...]:
+        return tuple(range(len(text.split())))
+
     def decode(self, tokens: Sequence[int], shown: Collection[int] = ()) -> str:
         return "".join(self.pieces[token] for token in tokens)
 
