@@ -125,7 +125,7 @@ def _parse_large(kind: type[R], body: bytes) -> R:
 def _require_readable(request: Request, limits: Limits) -> None:
     """Raises ApiError: 415 or 413, a body is of another type, or states that it is too large."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # Programs that know ollama send none, or what curl or fetch() states; pages of other sites were refused before.
+    # Programs that know ollama send none, or what curl or fetch states; pages of other sites were refused before.
     others = ("", "application/x-www-form-urlencoded", "text/plain") if request.url.path.startswith(OLLAMA) else ()
     if kind not in ("application/json", *others):
         raise ApiError(415, "the content type must be application/json")

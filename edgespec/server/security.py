@@ -92,8 +92,8 @@ class Security:
             if not is_own and not name.endswith(_RESERVED):
                 raise ApiError(
                     403,
-                    f"the host name is '{name[:80]}', and this server is for this machine alone: ask localhost (from "
-                    "a container host.docker.internal), or start it with --host 0.0.0.0 --api-key KEY",
+                    f"the host name is '{name[:80]}', and this server is for this machine alone: ask localhost "
+                    "(from a container host.docker.internal), or start it with --host 0.0.0.0 --api-key KEY",
                 )
             if allowed and scope["method"] == "OPTIONS":  # a browser asks for leave, without the key
                 await Response(status_code=204)(scope, receive, send_safely)
