@@ -66,6 +66,7 @@ def with_defaults(architecture: str, stated: Mapping[str, Any]) -> dict[str, Any
     return {**assumed, **stated, "rope_parameters": rotary or None}
 
 
+_HYBRID_WITH_EXPERTS = "granitemoehybrid_moe"  # whose files have the name of those without
 _NEAR = 0.7  # from 0 to 1, of names of families
 THROUGH_PYTORCH = "edgespec export SOURCE --exporter transformers"
 
@@ -121,13 +122,15 @@ def family_of(path: object, architecture: str, advice: str = "", taken: str = ""
         return FAMILIES[architecture]
     if part := next((part for starts, part in _PARTS.items() if architecture.startswith(starts)), None):
         raise SourceError(f"{path} is {part}")
-    needs = next((need for need in _LACKING if architecture.startswith(need.starts)), None)
+    needs = next((need for need in _LACKING if f"{architecture} ".startswith(need.starts)), None)
     need = f"needs {needs}" if needs else f"takes {taken}" if taken else ""
     lacking, advice = (f", which {need}", "") if need else ("", advice)
-    near = get_close_matches(architecture, FAMILIES, cutoff=_NEAR) if not needs else []
+    known = [name for name in FAMILIES if name != _HYBRID_WITH_EXPERTS]
+    near = get_close_matches(architecture, known, cutoff=_NEAR) if not needs else []
     newer = f"; near it by name are {', '.join(near)}, and a newer edgespec may read it" if near else ""
-    known = ", ".join(FAMILIES)
-    raise SourceError(f"{path} is of the family '{architecture}'{lacking}{newer}; known are {known}{advice}")
+    raise SourceError(
+        f"{path} is of the family '{architecture}'{lacking}{newer}; known are {', '.join(known)}{advice}"
+    )
 
 
 def family_of_huggingface(path: object, settings: Mapping[str, Any]) -> tuple[str, Family]:
@@ -138,7 +141,7 @@ def family_of_huggingface(path: object, settings: Mapping[str, Any]) -> tuple[st
         )
     architecture = str(settings["model_type"]).removesuffix("_text")
     if architecture == "granitemoehybrid" and settings.get("num_local_experts"):
-        architecture = "granitemoehybrid_moe"
+        architecture = _HYBRID_WITH_EXPERTS
     advice = f". Others may go through PyTorch, in fp32: {THROUGH_PYTORCH}"
     parts = {"vision_config": "pictures", "audio_config": "sound"}
     taken = " and ".join(word for key, word in parts.items() if settings.get(key))

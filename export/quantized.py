@@ -52,7 +52,9 @@ def read_quantized(
     done = {name for name in (*floats, *integers) if name in found.taken or _UNUSED.fullmatch(name)}
     if left := integers.keys() - done:
         name = min(left)
-        raise _unread(path, f"quantised by {method}, but has no scales for {name} ({integers[name].storage})")
+        is_stack = not name.endswith(".weight") and f"{name}_scale_inv" in floats
+        how = "with experts in one tensor," if is_stack else "but has no scales for"
+        raise _unread(path, f"quantised by {method}, {how} {name} ({integers[name].storage})")
     kept = {name: tensor for name, tensor in floats.items() if name not in done}
     return kept | made, _notes(method, made.values())
 

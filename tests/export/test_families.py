@@ -577,10 +577,16 @@ def test_setting_that_the_graph_lacks_is_refused(
         (("gemma3n", "gemma3n_text"), "AltUp.*edgespec does not write it.*Gemma 4 E2B"),
         (("nemotron_h", "nemotron_h_moe"), r"a norm of its own: .* LinearAttention.*Granite 4\.0 H"),
         (
-            ("deepseek_v2", "deepseek_v3", "deepseek2", "kimi_k2"),
+            ("deepseek_v2", "deepseek_v3", "deepseek2", "kimi_k2", "mistral4"),
             r"latent attention.*no ONNX Runtime.*GLM-4\.5-Air",
         ),
         (("kimi_linear", "kimi-linear"), r"\(KDA\) beside latent attention: no ONNX Runtime.*Qwen3\.6-35B-A3B"),
+        (("minimax", "minimax01", "minimax_text_01", "minimax-m1"), "lightning attention.*MiniMax-M2"),
+        (("minimax_m4",), "near it by name are minimax_m2"),
+        (
+            ("granitemoe_hybrid",),
+            "near it by name are granitemoehybrid, granitemoe, and .* granitemoehybrid, falcon_h1",
+        ),
         (("deepseek", "nemotron"), "family '[a-z]*'; known are"),  # dense or with ordinary attention
         (("t5", "umt5"), "a model with an encoder beside its decoder"),
         (

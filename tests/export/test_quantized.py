@@ -515,6 +515,16 @@ def test_tensors_that_make_no_sense_are_named(
     assert "model.layers.1.mlp.down_proj" in str(raised.value)
 
 
+def test_experts_in_a_stack_of_fp8_are_refused_as_what_they_are(tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.experts.down_proj"
+    stack = {f"{name}:F8_E4M3": np.zeros((4, 8, 8), np.uint8), f"{name}_scale_inv": np.ones((4, 1, 1), np.float32)}
+    write(tmp_path / "hf", "fp8", lambda tensors: tensors.update(stack))
+    with pytest.raises(
+        SourceError, match=rf"by fp8, with experts in one tensor, {name} \(F8_E4M3\), which is not"
+    ):
+        read_source(tmp_path / "hf")
+
+
 @pytest.mark.parametrize("place", ["compression_config", "quantize_config.json"])
 def test_the_method_is_read_from_where_older_programs_state_it(tmp_path: Path, place: str) -> None:
     method = "packed" if place == "compression_config" else "gptq asymmetric"
