@@ -61,7 +61,7 @@ class DrafterPool:
     watch: MemoryWatch = field(default_factory=MemoryWatch)  # says which of the sets there is memory for
     changes: ChangeLog = field(default_factory=ChangeLog)
     loader: BackgroundLoader = field(default_factory=BackgroundLoader)  # opens models while answers are made
-    free_caches: Callable[[], Sequence[int]] = tuple  # empties caches of the target that no answer has; which
+    free_caches: Callable[[], bool] = lambda: False  # empties a cache of the target that no answer has
     free_session: Callable[[], bool] = lambda: False  # closes a second session of the target, if there is one
     grow_cache: Callable[[int, int], None] = lambda cache, num_tokens: None  # takes its memory for so many tokens
     version: int = field(init=False, default=0)  # rises whenever other drafters are there
@@ -177,9 +177,7 @@ class DrafterPool:
     def relieve(self) -> bool:
         """Free memory for a pass of the target that was refused memory. Returns whether any was freed."""
         with self._lock:
-            if emptied := self.free_caches():
-                for cache in emptied:
-                    self.watch.forget(cache)
+            if self.free_caches():
                 return_freed()
                 return True
             has_ended = self.loader.end()

@@ -286,7 +286,7 @@ def _open_drafters(
     sets = make_sets(setup, texts, decoder.hidden_states, learner.learner if learner else None)
     watch = make_watch(setup, sets)
     joining = partial(watch.promise, setup.memory.joined_bytes)
-    caches = TargetCaches(decoder, setup.num_parallel, joining, watch.exchange)
+    caches = TargetCaches(decoder, setup.num_parallel, joining, watch.exchange, watch.forget)
     pool = DrafterPool(
         sets,
         setup.memory.target.manifest.vocab_size,

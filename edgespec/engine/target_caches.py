@@ -48,6 +48,7 @@ class TargetCaches:
         num_caches: int = 1,
         may_join: Room = lambda: nullcontext(True),
         report_exchange: Callable[[int, int], None] = lambda number, other: None,
+        report_freed: Callable[[int], None] = lambda number: None,
     ) -> None:
         """Make no fork yet.
 
@@ -55,6 +56,7 @@ class TargetCaches:
             num_caches: How many answers may be made at once; 1 where the target has no forks.
             may_join: Keeps memory for what passes of several answers take.
             report_exchange: Takes the numbers of caches that exchange what they hold, once that is decided.
+            report_freed: Takes the number of a cache that has no memory any more.
         """
         self.num_caches = num_caches if target.forks else 1
         self.queue = RequestQueue(num_caches=self.num_caches)
@@ -64,7 +66,7 @@ class TargetCaches:
         self._slots = [_HeldText(has_memory=True)]  # at least as many
         self._num_uses = [0] * self.num_caches  # how often each was given to an answer, or exchanged
         self._exchanges: list[tuple[int, int]] = []  # of caches, which their decoders have yet to do
-        self._report_exchange = report_exchange
+        self._report_exchange, self._report_freed = report_exchange, report_freed
         self._clock = count()
         self._lock = Lock()
 
@@ -124,6 +126,7 @@ class TargetCaches:
                 self._make(max(number, other))
             except MemoryExhausted:  # the text that was to move is overwritten
                 self._slots[other] = _HeldText()
+                self._report_freed(other)
                 continue
             ours, theirs = self._decoders[number].forks, self._decoders[other]
             assert ours is not None
@@ -209,8 +212,8 @@ class TargetCaches:
         if cache:
             cache.reserve(num_tokens)
 
-    def give_up(self, first: int = 0) -> list[int]:
-        """Free the memory of the longest unused cache that no answer has, if there is one; returns its number.
+    def give_up(self, first: int = 0) -> bool:
+        """Free the memory of the longest unused cache that no answer has; returns False if there is none.
 
         first: The first number that may be it.
         """
@@ -223,15 +226,16 @@ class TargetCaches:
                 if number >= first and number not in held and decoder.cache and self._slots[number].has_memory
             ]
             if not idle:
-                return []
+                return False
             number = min(idle, key=lambda number: self._slots[number].used_at)
             self._slots[number] = _HeldText()
+            self._report_freed(number)
             decoder = self._decoders[number]
         assert decoder.cache
         decoder.cache.forget()
         if decoder.forks:
             decoder.forks.let_go(is_whole=False)
-        return [number]
+        return True
 
     def take_turns(self) -> bool:
         """Free what passes of several answers as one take; returns whether they ran as one."""

@@ -271,6 +271,16 @@ def test_caches_that_no_answer_has_and_the_joined_session_are_given_up_where_mem
         assert queue._joiner.max_parts == 0
 
 
+def test_memory_that_is_freed_for_forgotten_prompts_is_asked_for_again(tiny_model: Path) -> None:
+    with load(tiny_model, drafter="none", max_parallel=2) as engine:
+        held = engine._drafting.pool.watch._num_held
+        for number in (0, 1):
+            engine._drafting.pool.look(600, number)
+        assert {*held} == {0, 1}
+        engine.plain().forget_prompts()
+        assert {*held} == {0}
+
+
 def test_a_cache_takes_the_memory_of_a_prompt_before_its_first_pass(tiny_model: Path) -> None:
     with load(tiny_model, drafter="none") as engine:
         cache = engine.target._passes.cache  # type: ignore[attr-defined]

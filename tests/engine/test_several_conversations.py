@@ -185,23 +185,27 @@ def answer(caches: TargetCaches, text: TokenIds) -> bool:
 
 @pytest.mark.parametrize(("num_forks", "num_kept"), [(0, 1), (1, 2), (2, 3), (9, 3)])
 def test_as_many_texts_are_kept_as_there_is_memory_for(num_forks: int, num_kept: int) -> None:
-    caches = TargetCaches(Forking(num_forks), 3)
+    freed = set[int]()
+    caches = TargetCaches(Forking(num_forks), 3, report_freed=freed.add)
     texts = [np.full(40, i, np.int32) for i in range(num_kept)]
     assert [answer(caches, text) for text in texts * 3] == [False] * num_kept + [True] * num_kept * 2
+    answer(caches, np.full(40, 9, np.int32))
+    assert freed == {1, 2} & {num_forks + 1}
 
 
 def test_a_text_that_is_to_move_for_a_prompt_can_be_given_up_for_it() -> None:
     """The first cache has its memory still when the prompt that was given that cache needs more."""
-    caches, text, prompt = TargetCaches(Forking(9), 3), np.full(40, 1, np.int32), np.full(40, 2, np.int32)
+    freed, text, prompt = list[int](), np.full(40, 1, np.int32), np.full(40, 2, np.int32)
+    caches = TargetCaches(Forking(9), 3, report_freed=freed.append)
     answer(caches, text)
     asked = Ticket(choose=lambda free: caches.choose(prompt, free))
     caches.queue.take(asked, "a thread")
-    assert (asked.cache, caches.give_up()) == (0, [1])
+    assert (asked.cache, caches.give_up(), freed) == (0, True, [1])
     assert [len(decoder.cache.held_tokens) for decoder in caches.decoders if decoder.cache] == [0, 0]
-    assert caches.give_up() == []
+    assert not caches.give_up()
     caches.queue.leave(asked)
     caches.grow(0, 50)
-    assert caches.give_up() == [0]
+    assert (caches.give_up(), freed) == (True, [1, 0])
 
 
 def test_a_text_of_a_few_tokens_is_not_kept() -> None:
