@@ -172,7 +172,7 @@ class Generation:
     ) -> Generator[AnswerPass, None, None]:
         """The passes of an answer up to its end token or the count; at the end its writer takes who drafted."""
         started, fed, caller, drafters = perf_counter(), target.num_fed, ticket.caller, self.drafting
-        token_stop, clock = TokenStop(self.model.manifest.eos_token_ids, request.max_tokens), AnswerClock(caller)
+        token_stop, clock = TokenStop(writer.end_tokens, request.max_tokens), AnswerClock(caller)
         sampler = GumbelSampler(
             request.sampling, len(request.prompt), mask=request.mask, constraint=request.constraint
         )
@@ -238,6 +238,7 @@ class Generation:
 class AnswerWriter:
     """The state of an answer while it is written: makes chunks of its passes, and its figures.
 
+    end_tokens: Those of the model, and special tokens, which are no text, that a stop string spells.
     drafting: When drafter models have worked for the answer, once its passes are over.
     acceptance: By then, how much of what each source guessed was accepted.
     """
@@ -251,7 +252,10 @@ class AnswerWriter:
         self._reasoning: ReasoningGate | None = None  # in which nothing is a call
         calls, tokenizer = request.calls, generation.model.encoder.tokenizer
         marks = (*request.answer_marks, *(calls.format.marks() if calls else ()))
-        shown = tokenizer.special_within(marks) if marks else ()
+        shown = tokenizer.special_within(marks) if marks else frozenset()
+        in_use = shown if request.is_raw else {*shown, *tokenizer.channel_marks}  # to read the answer by
+        stops = {tokenizer.special_tokens[each] for each in request.stop if each in tokenizer.special_tokens}
+        self.end_tokens = {*generation.model.manifest.eos_token_ids, *(stops - in_use)}
         if calls:
             self._calls = CallReader(
                 calls.use, calls.format, holds_arguments=calls.holds_arguments, stop=self._text_stop

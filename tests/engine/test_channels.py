@@ -95,6 +95,7 @@ def test_reasoning_and_answer_are_told_apart(make: Make) -> None:
         answer = engine.generate("2 + 2?")
         assert (answer.reasoning, answer.answer) == ("Let me see.", "Four.")
         assert "".join(chunk.text for chunk in engine.stream("2 + 2?")) == answer.text
+        assert engine.generate("2 + 2?", stop=channels.MARKS).text == answer.text, "no message ends the answer"
         said = [Message("user", "Q"), Message("assistant", "Four.", "Let me see."), Message("user", "Why?")]
         assert f"<|start|>assistant{FINAL}Four.<|end|>" in prompt_of(engine, said)
 

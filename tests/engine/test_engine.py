@@ -148,6 +148,20 @@ def test_stop_strings_end_ids_and_text_alike_whatever_drafts(
     assert answer.finish_reason == wanted.finish_reason == "stop"
 
 
+def test_a_stop_string_that_spells_a_special_token_ends_the_answer_at_it(engine: Engine, tiny_model: Path) -> None:
+    spellings = engine.tokenizer.special_tokens
+    spelling, token = next(each for each in spellings.items() if each[1] not in engine.manifest.eos_token_ids)
+    biased = replace(SAMPLED, seed=13, logit_bias={token: 3.5})
+    whole = engine.generate("the", sampling=biased, max_tokens=80)
+    assert spelling not in whole.text
+    assert 3 < whole.token_ids.index(token) < 80
+    for drafter in ("none", "ngram"):
+        with load(tiny_model, drafter=drafter, deterministic=True) as other:
+            answer = other.generate("the", sampling=biased, max_tokens=80, stop=["never", spelling])
+            assert answer.token_ids == whole.token_ids[: whole.token_ids.index(token)]
+            assert answer.finish_reason == "stop"
+
+
 def test_one_stop_string_need_not_be_in_a_list(engine: Engine) -> None:
     whole = engine.generate("the", sampling=SAMPLED, max_tokens=40).text
     one = engine.generate("the", sampling=SAMPLED, max_tokens=40, stop=whole[10:13])
