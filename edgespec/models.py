@@ -120,13 +120,13 @@ def pull(
         inventory.require_free(name)
     lacks, has = partial(is_known_to_lack_half_floats, device), partial(nvidia_bytes, device)
     folder = inventory.repaired(wanted, form, lacks_half_floats=lacks, nvidia_bytes=has)
+    place.settle_downloads(keep=keep_download)
     if name is not None and folder.name != name:
         if folder.parent != place.models:
             raise UsageError(f"{folder} is a model folder of your own; rename it yourself, or leave out the name")
         had = place.current_name(folder.name)  # another process may have named it meanwhile
         folder = inventory.rename(had, name)
         report(in_python(f"{had} has the name {name} now; {had} still finds it"))
-    place.settle_downloads(keep=keep_download)
     return inventory.describe(str(folder))
 
 

@@ -1,6 +1,7 @@
 """Finds the model folders, devices and threads for what a user names. Opens no model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -121,21 +122,19 @@ def resolve(wish: Wish, refused: Mapping[str, EdgeSpecError] = MappingProxyType(
         DeviceUnavailable: A device cannot be used, or a model folder is not in a form for it.
         ModelError: A model is missing or invalid.
     """
-    models = _home_of(wish)
-    auto = auto_devices(wish, models)
-    decided = _decide(auto, refused) if auto else {}
-    device = decided.get("device", wish.device)
-    drafter_device = decided.get("drafter_device", wish.drafter_device)
-    devices = DeviceChoice(device, drafter_device, wish.report, allow_fallback=wish.allow_fallback)
-    placement = devices.initial_placement(
-        wish.num_threads, wish.drafter_threads, deterministic=wish.deterministic is not False
-    )
-    require_together(placement.device, placement.drafter_device, has_drafter_model=bool(wish.names.cascades))
-    for name, error in refused.items():
-        devices.note(f"{describe(placement.device)} is used instead of '{name}': {error}")
-    target, names, drafters, of_pair = _find_models(wish, models, devices, placement)
-    if models.spent:
-        models.settle_downloads(keep=wish.keep_download)
+    with _open_home(wish) as models:
+        auto = auto_devices(wish, models)
+        decided = _decide(auto, refused) if auto else {}
+        device = decided.get("device", wish.device)
+        drafter_device = decided.get("drafter_device", wish.drafter_device)
+        devices = DeviceChoice(device, drafter_device, wish.report, allow_fallback=wish.allow_fallback)
+        placement = devices.initial_placement(
+            wish.num_threads, wish.drafter_threads, deterministic=wish.deterministic is not False
+        )
+        require_together(placement.device, placement.drafter_device, has_drafter_model=bool(wish.names.cascades))
+        for name, error in refused.items():
+            devices.note(f"{describe(placement.device)} is used instead of '{name}': {error}")
+        target, names, drafters, of_pair = _find_models(wish, models, devices, placement)
     placement = devices.resolve_auto(placement, target.manifest, [each.models[0].manifest for each in drafters])
     if not wish.cuda_graph:
         placement = placement.without_recording()
@@ -232,13 +231,21 @@ def compare_devices(wish: Wish, *, remeasure: bool) -> Compared | None:
 
     Prepared forms are measured; forms that may be fastest are prepared first. Raises as resolve() does.
     """
-    auto = auto_devices(wish, _home_of(wish), has_emulators=True)
-    return auto.compare(remeasure=remeasure, measures_prepared=True) if auto else None
+    with _open_home(wish) as models:
+        auto = auto_devices(wish, models, has_emulators=True)
+        return auto.compare(remeasure=remeasure, measures_prepared=True) if auto else None
 
 
-def _home_of(wish: Wish) -> ModelHome:
+@contextmanager
+def _open_home(wish: Wish) -> Iterator[ModelHome]:
+    """The home of a wish; downloads of exports that end within the block are deleted or kept however it ends."""
     folder = Path(wish.home or default_home())
-    return ModelHome(folder, wish.offline, wish.report, open_decoder, is_quick=True, progress=wish.progress)
+    models = ModelHome(folder, wish.offline, wish.report, open_decoder, is_quick=True, progress=wish.progress)
+    try:
+        yield models
+    finally:
+        if models.spent:
+            models.settle_downloads(keep=wish.keep_download)
 
 
 def find_known_devices(

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import huggingface_hub.constants
@@ -20,6 +21,7 @@ from fake_hub import FakeHub
 
 import edgespec.engine.pair_export
 import edgespec.setup.hub
+import edgespec.setup.resolve
 import edgespec.setup.snapshot
 from edgespec.cli.main import main
 from edgespec.engine.load import load
@@ -32,7 +34,9 @@ from edgespec.setup.inventory import Inventory
 from edgespec.setup.open_model import open_decoder
 from edgespec.setup.pair import write_pair
 from edgespec.setup.repository import HubId
+from edgespec.setup.resolve import compare_devices
 from edgespec.setup.snapshot import HubFolder, LocalSource
+from edgespec.setup.wish import Wish
 from edgespec.system.disk import hold_lock
 from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import LoadProgress
@@ -476,6 +480,30 @@ def test_a_model_that_is_loaded_leaves_no_download(
     load("org/g", home=tmp_path, keep_download=keep).close()
     assert downloads(tmp_path) == (["m.gguf"] if keep else [])
     load("org/g", home=tmp_path, offline=True).close()
+
+
+@pytest.mark.parametrize("drafter", ["self", "org/none"])
+def test_a_target_leaves_no_download_where_its_drafter_fails(
+    hub: FakeHub, tiny_gguf: Path, tmp_path: Path, drafter: str
+) -> None:
+    hub.commit("org/g", {"m.gguf": tiny_gguf.read_bytes()})
+    with pytest.raises(EdgeSpecError):
+        load("org/g", home=tmp_path, drafter=drafter)
+    assert (tmp_path / "models" / "org--g" / "edgespec.json").is_file()
+    assert downloads(tmp_path) == []
+
+
+def test_what_is_prepared_to_compare_devices_leaves_no_download(
+    hub: FakeHub, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def auto_devices(wish: Wish, models: ModelHome, **how: bool) -> SimpleNamespace:
+        return SimpleNamespace(compare=lambda **how: models.resolve(str(wish.model)))
+
+    hub.commit("org/g", {"m.gguf": tiny_gguf.read_bytes()})
+    monkeypatch.setattr(edgespec.setup.resolve, "auto_devices", auto_devices)
+    compare_devices(Wish(model="org/g", home=tmp_path), remeasure=False)
+    assert (tmp_path / "models" / "org--g" / "edgespec.json").is_file()
+    assert downloads(tmp_path) == []
 
 
 def test_a_download_stays_until_all_processes_have_exported_it(
