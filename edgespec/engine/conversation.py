@@ -474,13 +474,16 @@ class Conversation:
 
         The text before calls is its answer until they have results.
         """
+        is_stopped = finish_reason in ("cancelled", "timeout")
         if calls:
             self._asked = CallMessage(answer, calls)
             if not answer.strip():
                 return
-        elif not answer and finish_reason in ("cancelled", "timeout"):
+        elif not answer and (self._replaced or is_stopped):
             if self._replaced:
-                self._rounds[-1], self._num_tries, self._begun, self._is_answer, self._asked = self._replaced
+                self._rounds[-1], num_tries, self._begun, self._is_answer, self._asked = self._replaced
+                # A seed that gives no word is not tried again.
+                self._num_tries = num_tries if is_stopped else self._num_tries
                 self._replaced = None
             return
         cut_short = None if finish_reason == "stop" else finish_reason

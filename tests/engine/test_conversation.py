@@ -201,6 +201,23 @@ def test_an_answer_stays_where_another_one_has_no_word_so_far() -> None:
     assert conversation.transcript().cut_short != ()
 
 
+@pytest.mark.parametrize("finish_reason", ["stop", "context"])
+def test_an_answer_stays_where_another_one_ends_without_a_word(
+    finish_reason: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversation, engine = talk(sampling=SamplingParams(seed=5))
+    answer(conversation, "one")
+    saved = conversation.transcript()
+    with monkeypatch.context() as patch:
+        end = Chunk(text="", token_ids=(), finish_reason=finish_reason)
+        patch.setattr(engine, "_chunks", lambda messages, sampling: (each for each in [end]))
+        assert [*conversation.retry()] == [end]
+        assert conversation.transcript() == saved
+    conversation.retry().close()
+    assert [*conversation.retry()]
+    assert contents(conversation.messages) == ["one", "7: one"]
+
+
 @pytest.mark.parametrize("again", [Conversation.retry, Conversation.go_on])
 def test_an_answer_stays_where_the_reply_in_its_place_is_let_go(again: Callable[[Conversation], Any]) -> None:
     conversation, engine = talk()
