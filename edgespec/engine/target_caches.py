@@ -217,13 +217,14 @@ class TargetCaches:
 
         first: The first number that may be it.
         """
-        held = [number for number in range(self.num_caches) if self.queue.is_held(number)]
+        now = next(self._clock)  # a cache that is chosen from then on is left alone
+        free = [number for number in range(first, self.num_caches) if not self.queue.is_held(number)]
         with self._lock:
             self._exchange()
             idle = [
                 number
-                for number, decoder in enumerate(self._decoders)
-                if number >= first and number not in held and decoder.cache and self._slots[number].has_memory
+                for number, (decoder, slot) in enumerate(zip(self._decoders, self._slots, strict=False))
+                if number in free and decoder.cache and slot.has_memory and slot.used_at < now
             ]
             if not idle:
                 return False

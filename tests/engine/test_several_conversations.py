@@ -12,7 +12,7 @@ from double import Double
 
 from edgespec import Conversation, Engine, MemoryExhausted, SamplingParams, load
 from edgespec.decoding.decoder import Cache, Can, Forks, Pass
-from edgespec.engine.run_ahead import Ticket
+from edgespec.engine.run_ahead import RequestQueue, Ticket
 from edgespec.engine.target_caches import TargetCaches, answer_decoder
 from edgespec.evaluation.timed_answer import clear_cache
 from edgespec.types import TokenIds
@@ -206,6 +206,21 @@ def test_a_text_that_is_to_move_for_a_prompt_can_be_given_up_for_it() -> None:
     caches.queue.leave(asked)
     caches.grow(0, 50)
     assert (caches.give_up(), freed) == (True, [1, 0])
+
+
+def test_a_cache_that_an_answer_is_given_at_this_moment_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    caches, text, is_held = TargetCaches(Forking(9), 2), np.full(40, 1, np.int32), RequestQueue.is_held
+    answer(caches, text)
+
+    def answer_meanwhile(queue: RequestQueue, cache: int) -> bool:
+        found = is_held(queue, cache)
+        if not is_held(queue, 0):
+            queue.take(Ticket(choose=partial(caches.choose, text)), "a thread")
+        return found
+
+    monkeypatch.setattr(RequestQueue, "is_held", answer_meanwhile)
+    assert not caches.give_up()
+    assert np.array_equal(caches.give(0, text).held_tokens, text)  # type: ignore[attr-defined]
 
 
 def test_a_text_of_a_few_tokens_is_not_kept() -> None:
