@@ -176,15 +176,18 @@ class AutoDevices:
     refused: Mapping[str, str] = field(default_factory=dict)
     is_kept: bool = True
 
-    def decide(self) -> Decision:
+    def decide(self) -> Decision | None:
         """The saved decision, if this machine and the models are unchanged; otherwise a new one. Reports it.
+
+        None where no placement runs the models, such as with a named device whose driver fails.
 
         Raises:
             ModelError: A model is missing or invalid.
             MemoryExhausted: No device has room for the target.
         """
-        decision = self.saved or self.compare().decision
-        self.models.report(decision.line)
+        decision = self.saved or ((compared := self.compare()) and compared.decision)
+        if decision:
+            self.models.report(decision.line)
         return decision
 
     @property
@@ -192,8 +195,8 @@ class AutoDevices:
         """An earlier decision; None where there is none for this machine and the models as they are."""
         return None if self.refused else read_decision(self.models.path, self._asked, self._made_for)
 
-    def compare(self, *, remeasure: bool = False, measures_prepared: bool = False) -> Compared:
-        """Compare the devices by foreseeing and measuring, and save the decision.
+    def compare(self, *, remeasure: bool = False, measures_prepared: bool = False) -> Compared | None:
+        """Compare the devices by foreseeing and measuring, and save the decision; None as in decide().
 
         Args:
             remeasure: Measure again what was measured before.
@@ -218,7 +221,10 @@ class AutoDevices:
         def is_wanted(where: Where) -> bool:
             return options.is_known(where) or (measures_prepared and options.is_prepared(where))
 
-        plan = options.with_text_drafters(search(placements, options.foresee, options.measure, is_wanted))
+        found = search(placements, options.foresee, options.measure, is_wanted)
+        if found is None:
+            return None
+        plan = options.with_text_drafters(found)
         where = where_of(plan)
         targets = [name for name in self.candidates.targets if name not in refused]
         shown = {name: options.devices[name] for name in dict.fromkeys((*targets, *where))}

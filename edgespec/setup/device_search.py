@@ -49,8 +49,8 @@ def search(
     foresee: Callable[[Where], Sequence[Weighed]],
     measure: Callable[[Where], Sequence[Weighed] | Refusal],
     is_wanted: Callable[[Where], bool] = lambda where: False,
-) -> Plan:
-    """The plan of all placements, of which the chosen one is always measured.
+) -> Plan | None:
+    """The plan of all placements, of which the chosen one is always measured; None where none runs the models.
 
     Args:
         foresee: Options of a placement, with what is known by then of its target.
@@ -64,6 +64,8 @@ def search(
     measured: set[Where] = set()
     refused: dict[Where, str] = {}
     while True:
+        if options.keys() <= refused.keys() - measured:
+            return None
         in_order = sorted(options, key=lambda where: where not in measured)  # of equal ones the first counts
         plan = decide([weighed for where in in_order for weighed in options[where]])
         done = measured | refused.keys()

@@ -315,7 +315,7 @@ def decide(weighed: Sequence[Weighed], text_drafters: Sequence[str] = ("suffix",
     """
     possible = [option for _, option in weighed if option.can_be_chosen]
     if not possible:
-        first = weighed[0][0]
+        first = next((case for case, _ in weighed if case.fit.shortage), weighed[0][0])
         raise MemoryExhausted(f"{first.target.name} does not fit: {first.fit.shortage}; use a smaller model")
     chosen = _best(possible)
     plain = max(option.tokens_per_second for option in possible if option.schedule == "plain")

@@ -227,9 +227,10 @@ def _find_models(wish: Wish, models: ModelHome, devices: DeviceChoice, placement
 
 
 def compare_devices(wish: Wish, *, remeasure: bool) -> Compared | None:
-    """Compare the devices of this machine, emulators included, for a model. Returns None where auto has no choice.
+    """Compare the devices of this machine, emulators included, for a model.
 
-    Prepared forms are measured; forms that may be fastest are prepared first. Raises as resolve() does.
+    Returns None where auto has no choice, or no placement runs the models: opening them says why. Prepared
+    forms are measured; forms that may be fastest are prepared first. Raises as resolve() does.
     """
     with _open_home(wish) as models:
         auto = auto_devices(wish, models, has_emulators=True)
@@ -292,11 +293,16 @@ def auto_devices(wish: Wish, models: ModelHome, *, has_emulators: bool = False) 
 
 
 def _decide(auto: AutoDevices, refused: Mapping[str, EdgeSpecError]) -> dict[str, str]:
-    """The devices that auto stands for, by the names of resolve()'s arguments."""
+    """The devices that auto stands for, by the names of resolve()'s arguments.
+
+    Nothing where no placement runs the models: opening them where the user has named says why, or takes the CPU.
+    """
     reasons = {name: str(error) for name, error in refused.items()}
     # What does not run a model will not run it next time; memory may be free again by then.
     is_kept = all(isinstance(error, DeviceUnavailable) for error in refused.values())
     decision = replace(auto, refused=reasons, is_kept=is_kept).decide()
+    if decision is None:
+        return {}
     named = zip(("device", "drafter_device"), auto.candidates.asked, decision.where, strict=True)
     return {argument: found for argument, asked, found in named if asked == "auto"}
 

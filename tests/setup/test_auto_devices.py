@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from imitated import EMULATOR, Machine
 
-from edgespec import Engine, load
+from edgespec import DeviceUnavailable, Engine, load
 from edgespec.export.options import ExportOptions
 from edgespec.export.plan import plan_model
 from edgespec.runtimes.probe import FILE_NAME, DeviceProbe
@@ -121,6 +121,24 @@ def test_driver_that_crashes_costs_a_line_and_not_the_start(
     assert machine.opened[-1] == ("fp32", "cpu")
     _, again = open_auto(drafter="none")
     assert again == [said[-1]]
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+@pytest.mark.parametrize("named", ["device", "drafter_device"])
+def test_named_device_that_runs_no_model_is_told_or_replaced(
+    machine: Machine, open_auto: Callable[..., tuple[Engine, list[str]]], named: str, *, crashes: bool
+) -> None:
+    machine.devices[1] = replace(machine.devices[1], name="cuda", provider="CUDAExecutionProvider", memory="cuda")
+    machine.probes = {**machine.probes, "cuda": machine.probes["webgpu"]}
+    machine.broken.add("cuda")
+    machine.crashing |= {"cuda"} if crashes else set()
+    with pytest.raises(DeviceUnavailable, match="'cuda' is broken"):
+        open_auto(**{named: "cuda"})
+    engine, _ = open_auto(**{named: "cuda"}, allow_fallback=True)
+    with engine:
+        stats = engine.generate("the rain", max_tokens=3).stats
+    assert (stats.target_device, stats.drafter_device) == ("cpu", "cpu")
+    assert stats.downgrades == ("the CPU is used instead of 'cuda': 'cuda' is broken",)
 
 
 def test_emulator_is_never_taken_and_costs_nothing(

@@ -44,7 +44,9 @@ class Machine:
         return [(case, replace(option, obstacle=EMULATOR)) for case, option in found]
 
     def search(self, *wanted: Where) -> Plan:
-        return search(list(self.foreseen_ms), self.foresee, self.measure, wanted.__contains__)
+        plan = search(list(self.foreseen_ms), self.foresee, self.measure, wanted.__contains__)
+        assert plan is not None
+        return plan
 
 
 def test_only_what_is_within_reach_of_the_best_is_measured() -> None:
@@ -103,6 +105,7 @@ def test_what_becomes_wanted_while_another_placement_is_measured_is_measured_too
         return where == GPU and CPU in machine.measured
 
     plan = search([CPU, GPU], machine.foresee, machine.measure, is_wanted)
+    assert plan is not None
     assert all(option.is_measured for option in plan.options)
     assert machine.measured == [CPU, GPU]
 
@@ -140,8 +143,23 @@ def test_drafters_device_that_promises_little_is_left_alone_though_its_target_is
         slow = [(case, replace(option, tokens_per_second=1.01 * rate)) for case, option in found[1:]]
         return [*measured, *slow]
 
-    chosen = search([GPU, beside], foresee, plain.measure).chosen
-    assert (chosen.target.device, plain.measured) == ("gpu", [GPU])
+    plan = search([GPU, beside], foresee, plain.measure)
+    assert plan is not None
+    assert (plan.chosen.target.device, plain.measured) == ("gpu", [GPU])
+
+
+def test_no_placement_that_runs_the_models_gives_no_plan() -> None:
+    both = Where("gpu", "gpu")
+    machine = Machine({both: 5, GPU: 6}, dict.fromkeys((both, GPU), Refusal("gpu", None, "no kernel here")))
+    assert search([both, GPU], machine.foresee, machine.measure) is None
+    assert search([], machine.foresee, machine.measure) is None
+
+
+def test_shortage_is_told_of_the_device_that_has_it() -> None:
+    refusal = Refusal("gpu", None, "no kernel here")
+    machine = Machine({GPU: 5, CPU: 40}, {GPU: refusal}, memory=PLENTY._replace(free_bytes={"cpu": 100}))
+    with pytest.raises(MemoryExhausted, match="of cpu memory"):
+        machine.search()
 
 
 def test_device_without_room_for_the_model_is_refused_for_its_memory() -> None:
