@@ -16,6 +16,7 @@ from edgespec.server.protocol import (
     ResponsesRequest,
     SamplingFields,
     SpeculationField,
+    StructuredOutputs,
     Text,
     text_of,
     within,
@@ -158,19 +159,20 @@ class StatedFormat(NamedTuple):
 def format_of(asked: GenerationFields) -> StatedFormat | None:
     """The format that the answer has to match; None for any text.
 
-    Raises ApiError: 400, it is stated twice, or a field of another server's has no JSON, or no choices.
+    Raises ApiError: 400, it is stated twice, or a field of another server's has no JSON, no choices, or no format.
     """
-    if asked.guided_choice is not None and not asked.guided_choice:
-        raise wrong("guided_choice", "has no texts; give at least one, or leave it out")
-    choices = " | ".join(map(json.dumps, asked.guided_choice or ()))
-    stated = {
-        "response_format": asked.response_format,
+    guided = StructuredOutputs(
+        json=asked.guided_json, regex=asked.guided_regex, choice=asked.guided_choice, grammar=asked.guided_grammar
+    )
+    stated = {"response_format": asked.response_format, **_formats("guided_", guided)}
+    if (outputs := asked.structured_outputs) is not None:
+        if outputs == StructuredOutputs():
+            fields = ", ".join(outputs.__slots__)
+            raise wrong("structured_outputs", f"has no format that models here follow; give one of {fields}")
+        stated |= _formats("structured_outputs.", outputs)
+    stated |= {
         # An empty schema is one, too: any JSON.
-        "guided_json": _of_kind("json_schema", "schema", _schema_of(asked.guided_json)),
         "json_schema": _of_kind("json_schema", "schema", asked.json_schema),
-        "guided_regex": _of_kind("regex", "regex", asked.guided_regex or None),
-        "guided_choice": _of_kind("grammar", "grammar", f"start: {choices}" if choices else None),
-        "guided_grammar": _of_kind("grammar", "grammar", asked.guided_grammar or None),
         "grammar": _of_kind("grammar", "grammar", asked.grammar or None),
     }
     found = [StatedFormat(field, value) for field, value in stated.items() if value is not None]
@@ -180,17 +182,32 @@ def format_of(asked: GenerationFields) -> StatedFormat | None:
     return found[0] if found else None
 
 
+def _formats(prefix: str, given: StructuredOutputs) -> dict[str, Mapping[str, Any] | None]:
+    """What each field states, by its name in the request."""
+    if given.choice is not None and not given.choice:
+        raise wrong(f"{prefix}choice", "has no texts; give at least one, or leave it out")
+    choices = " | ".join(map(json.dumps, given.choice or ()))
+    schema = _schema_of(given.json, f"{prefix}json")
+    return {
+        f"{prefix}json": _of_kind("json_schema", "schema", schema),
+        f"{prefix}regex": _of_kind("regex", "regex", given.regex or None),
+        f"{prefix}choice": _of_kind("grammar", "grammar", f"start: {choices}" if choices else None),
+        f"{prefix}grammar": _of_kind("grammar", "grammar", given.grammar or None),
+        f"{prefix}json_object": {"type": "json_object"} if given.json_object else None,
+    }
+
+
 def _of_kind(kind: str, key: str, value: Any) -> Mapping[str, Any] | None:
     return None if value is None else {"type": kind, key: value}
 
 
-def _schema_of(stated: dict[str, Any] | str | None) -> Any:
+def _schema_of(stated: dict[str, Any] | str | None, field: str) -> Any:
     if not isinstance(stated, str):
         return stated
     try:
         return json.loads(stated)
     except (ValueError, RecursionError) as error:
-        raise wrong("guided_json", f"is no JSON ({error}); give a schema") from None
+        raise wrong(field, f"is no JSON ({error}); give a schema") from None
 
 
 LEAST = -10

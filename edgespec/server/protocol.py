@@ -110,16 +110,29 @@ class SamplingFields(ModelRequest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputs:
+    """What an answer has to match, by one of these fields."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationFields(SamplingFields):
     """The fields that chat completions and completions have in common.
 
-    The fields guided_… are names of vLLM for a response_format, json_schema and grammar those of llama.cpp.
+    structured_outputs and the older guided_… are names of vLLM for a response_format, json_schema and grammar those
+    of llama.cpp.
     """
 
     n: int | None = None
     stream_options: StreamOptions | None = None
     prediction: Prediction | None = None
     response_format: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None

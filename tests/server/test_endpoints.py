@@ -548,6 +548,7 @@ def require_point(text: str) -> None:
         {"guided_json": POINT},
         {"guided_json": json.dumps(POINT)},
         {"json_schema": POINT},
+        {"structured_outputs": {"json": POINT}},
         {"response_format": {"type": "json_object", "schema": POINT}},
     ],
 )
@@ -558,7 +559,10 @@ def test_an_answer_matches_its_schema(served: Served, fields: dict[str, Any]) ->
         assert len(choice["logprobs"]["content"]) > 10
 
 
-@pytest.mark.parametrize("fields", [{"guided_json": {}}, {"json_schema": {}}, {"guided_json": "{}"}])
+@pytest.mark.parametrize(
+    "fields",
+    [{"guided_json": {}}, {"json_schema": {}}, {"guided_json": "{}"}, {"structured_outputs": {"json": {}}}],
+)
 def test_an_empty_schema_is_one_too(served: Served, fields: dict[str, Any]) -> None:
     (choice,) = served.chat(temperature=1.0, seed=3, **fields)["choices"]
     assert choice["finish_reason"] == "stop"
@@ -575,6 +579,10 @@ def test_an_empty_schema_is_one_too(served: Served, fields: dict[str, Any]) -> N
         ({"response_format": {"type": "grammar", "grammar": 'start: "a" /[bc]+/ "d"'}}, "a[bc]+d"),
         ({"guided_grammar": 'start: ("x" | "y")~3'}, "[xy]{3}"),
         ({"grammar": 'root ::= "left" | "right"'}, "left|right"),
+        ({"structured_outputs": {"regex": "[xyz]{5}"}}, "[xyz]{5}"),
+        ({"structured_outputs": {"choice": ["yes", "no"], "backend": "auto"}}, "yes|no"),
+        ({"structured_outputs": {"grammar": 'root ::= "a" | "b"'}}, "a|b"),
+        ({"structured_outputs": {"json_object": True}}, r"(?s:\{.*\})"),
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

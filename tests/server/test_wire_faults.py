@@ -217,13 +217,17 @@ def test_refusals_have_the_names_that_the_client_sent(
         ("guided_choice", ["aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"]),
         ("guided_grammar", "start: b"),
         ("grammar", "root ::= b"),
+        ("structured_outputs.json", '{"const": "aaaaaaaaaaaaaaaaaaaaaaaaaa"}'),
+        ("structured_outputs.choice", []),
+        ("structured_outputs", {"structural_tag": "{}"}),
     ],
 )
 def test_formats_of_other_servers_are_refused_by_their_own_names(
     served: Served, path: str, field: str, value: Any
 ) -> None:
     base = HI if path == CHAT else {"model": "tiny", "prompt": "a"}
-    error = error_of(served, path, {**base, "max_tokens": 3, field: value})
+    outer, _, inner = field.partition(".")
+    error = error_of(served, path, {**base, "max_tokens": 3, outer: {inner: value} if inner else value})
     assert error["param"] == field
     assert "response_format" not in error["message"]
 
