@@ -276,6 +276,8 @@ class Conversation:
             self._require_idle()
             if not self._rounds or not answer:
                 raise UsageError("an answer needs a message and a text; there is no message, or the text is empty")
+            before = self._rounds[-1].answer
+            self._is_answer = self._is_answer or not before or CLOSE in before
             self._rounds[-1], self._asked = self._rounds[-1]._replace(answer=answer, cut_short=None), None
 
     def keep(self, num_rounds: int) -> None:

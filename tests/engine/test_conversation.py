@@ -471,6 +471,20 @@ def test_an_answer_in_a_format_goes_on_outside_the_reasoning() -> None:
     assert engine.begun == "0: one"
 
 
+def test_a_changed_answer_is_no_reasoning_unless_that_had_no_end() -> None:
+    conversation, engine = talk()
+    engine.reasons = True
+    for text, begun in [("thought", "<think>Yes,"), ("thought </think> No.", "Yes,")]:
+        answer(conversation, text)
+        conversation.rewrite("Yes,")
+        conversation.go_on().close()
+        assert engine.begun == begun
+    conversation.stream("one").close()
+    conversation.rewrite("Yes,")
+    conversation.go_on().close()
+    assert engine.begun == "Yes,"
+
+
 def test_reasoning_goes_on_where_the_format_of_the_preset_is_left_out(tiny_model: Path, tmp_path: Path) -> None:
     template = "{{ messages[-1].content }}<|im_start|>assistant\n<think>\n{% if 1 %}{% endif %}"
     said = "<think>\nLet me see. It is so.\n</think>\n\nFour."
