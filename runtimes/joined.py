@@ -264,9 +264,15 @@ class JoinedPasses:
                 num_parts *= 2
             cancel = Cancel()
             arguments = self._open_session, min(num_parts, self._most_parts), cancel
-            self._thread = Thread(target=self._open, args=arguments, name="edgespec joining", daemon=True)
-            self._thread.start()
-            weakref.finalize(self, _end_opening, self._thread, cancel)
+            thread = Thread(target=self._open, args=arguments, name="edgespec joining", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self._open_session = None
+                self._say(f"no thread can be started ({error})")
+            else:
+                self._thread = thread
+                weakref.finalize(self, _end_opening, thread, cancel)
         return self._session is not None
 
     def wait(self) -> bool:

@@ -189,6 +189,21 @@ def test_an_opening_that_fails_in_any_way_is_the_last_one() -> None:
     assert passes._thread is None
 
 
+def test_passes_take_turns_where_no_thread_can_be_started(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(thread: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def open_session(num_parts: int, cancel: Cancel) -> JoinedSession: ...  # type: ignore[empty-body]
+
+    monkeypatch.setattr(Thread, "start", refuse)
+    passes = JoinedPasses(4, open_session, lambda: nullcontext(True))
+    with caplog.at_level("INFO"):
+        assert [passes.is_ready(2) for _ in range(2)] == [False, False]
+    assert caplog.text.count("answers take turns: no thread can be started (can't start new thread)") == 1
+
+
 def test_prompts_are_read_in_pieces_while_others_wait(tiny_model: Path) -> None:
     root, fork = forks_of(decoder(tiny_model), 2, is_joined=False)
     text = np.arange(300, dtype=np.int32) % 200
