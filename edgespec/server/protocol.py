@@ -124,8 +124,8 @@ class StructuredOutputs:
 class GenerationFields(SamplingFields):
     """The fields that chat completions and completions have in common.
 
-    structured_outputs and the older guided_… are names of vLLM for a response_format, json_schema and grammar those
-    of llama.cpp.
+    structured_outputs and the older guided_… are names of vLLM for a response_format; json_schema and grammar are
+    those of llama.cpp.
     """
 
     n: int | None = None
