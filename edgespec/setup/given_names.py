@@ -42,9 +42,16 @@ def require_name(name: str) -> None:
 
 
 def given_name(home: Path, folder_name: str) -> str | None:
-    """The name that a user gave to the prepared model that a folder name stands for."""
-    given = _read(home).get(folder_name)
-    return given if given and (home / "models" / given / FILE_NAME).is_file() else None
+    """The name that a user gave to the prepared model that a folder name stands for, also while it is repaired."""
+    if given := _read(home).get(folder_name):
+        folder = home / "models" / given
+        return given if any((each / FILE_NAME).is_file() for each in (folder, place_aside(folder))) else None
+    return None
+
+
+def place_aside(folder: Path) -> Path:
+    """Where a damaged model lies while it is prepared again."""
+    return folder.with_name(f".{folder.name}.damaged.partial")
 
 
 def current_name(home: Path, name: str) -> str:

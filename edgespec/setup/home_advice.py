@@ -5,7 +5,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from edgespec.config.drafter_names import WORDS as DRAFTER_WORDS
 from edgespec.errors import EdgeSpecError, ModelError, in_flags
@@ -18,7 +18,7 @@ from edgespec.setup.source_names import is_named, near_names, split_precision
 from edgespec.system.command_line import quote
 
 if TYPE_CHECKING:
-    from edgespec.setup.home import ModelHome
+    from edgespec.setup.home import DeviceFacts, ModelHome
 
 
 Failure = TypeVar("Failure", bound=Exception)
@@ -39,17 +39,22 @@ class HomeAdvice:
 
     def repair_of(self, folder: Path) -> str:
         """The command that prepares a damaged model of this home again; empty where none is known."""
+        name = self.find_pulled(folder)
+        return f"edgespec models pull {quote(name)}" if name else ""
+
+    def find_pulled(self, folder: Path, form: str = "cpu", **about: Unpack["DeviceFacts"]) -> str | None:
+        """What may be pulled, for a device, to have a model of this home again; None where that is not known."""
         if folder.parent != self.home.models or folder.is_symlink():
-            return ""
+            return None
         name, _, precision = folder.name.rpartition("-")
         known = [folder.name, f"{name}:{precision}"] if name in CATALOG else [folder.name]
         wanted = [each for each in known if split_precision(each)[0] in CATALOG]
-        wanted += filter(None, [self.noted_source(folder), _repository(folder)])
+        wanted += filter(None, [self.noted_source(folder), *_repositories(folder)])
         for each in wanted:
             with suppress(EdgeSpecError):
-                if self.home.place_of(each) == folder:
-                    return f"edgespec models pull {quote(each)}"
-        return ""
+                if self.home.place_of(each, form, **about) == folder:
+                    return each
+        return None
 
     def on_unknown(self, model: str, path: Path, own: Path | None) -> str:
         """Why a name stands for no model; path is the name read as a path, own a folder of the home."""
@@ -105,10 +110,10 @@ class HomeAdvice:
             raise ModelError(f"there is no file or folder {source}; did you mean the model {' or '.join(near)}?")
 
 
-def _repository(folder: Path) -> str | None:
-    """The hub id that a damaged model folder was exported from, by what is left of its manifest."""
+def _repositories(folder: Path) -> list[str]:
+    """Hub ids that a damaged model folder may be exported from, by what is left of its manifest."""
     with suppress(EdgeSpecError, OSError, ValueError):
         source = read_manifest(folder, has_files=False).source
         if source.repository:
-            return f"{source.repository}:{source.name}" if source.format == "gguf" else source.repository
-    return None
+            return [source.repository, f"{source.repository}:{source.name}"]
+    return []

@@ -17,7 +17,7 @@ from edgespec.manifest import COMPILED, FILE_NAME, Manifest, read_manifest, writ
 from edgespec.runtimes.compiled_graphs import compiled_files, compiled_folders, find_damage
 from edgespec.setup.downloads import Download, delete_abandoned_exports
 from edgespec.setup.foresee import needed_bytes
-from edgespec.setup.given_names import note_name, note_source, require_name
+from edgespec.setup.given_names import note_name, note_source, place_aside, require_name
 from edgespec.setup.home import DeviceFacts, ModelHome
 from edgespec.setup.pair import DRAFTER, TARGET, part_folders, read_pair, require_pair_file
 from edgespec.setup.snapshot import Preview
@@ -153,9 +153,8 @@ class Inventory:
 
         Raises EdgeSpecError: It cannot be prepared again, and stays as it is.
         """
-        resolve = partial(self.home.resolve, model, form, **about)
         if (folder := self.home.place_of(model, form, **about)) is None:
-            return resolve()
+            return self.home.resolve(model, form, **about)
         if folder.is_symlink() or not folder.is_dir():
             if not (folder / FILE_NAME).is_file():
                 raise ModelError(f"{folder} is in the way: it is a link or no folder; move it away")
@@ -164,8 +163,10 @@ class Inventory:
             return folder
         if self._find_damage(folder) is None:
             return folder
-        report = self.home.report
-        aside = folder.with_name(f".{folder.name}.damaged.partial")
+        if self.home.fixed_folder(model) is not None:
+            model = self.home.advice.find_pulled(folder, form, **about) or model
+        report, resolve = self.home.report, partial(self.home.resolve, model, form, **about)
+        aside = place_aside(folder)
         with ExitStack() as held:
             with explain_change(f"replace {folder}", _IN_USE):
                 # Else models prune deletes it, and another process repairs it too.

@@ -482,6 +482,25 @@ def test_a_model_that_is_loaded_leaves_no_download(
     load("org/g", home=tmp_path, offline=True).close()
 
 
+@pytest.mark.parametrize("pulled", ["org/g", "big"])
+def test_a_model_that_a_user_has_named_has_its_name_when_it_was_repaired(
+    hub: FakeHub, tiny_gguf: Path, output: Path, capsys: pytest.CaptureFixture[str], pulled: str
+) -> None:
+    hub.commit("org/g", {"m.gguf": tiny_gguf.read_bytes()})
+    assert main(["models", "pull", "org/g", "--name", "big"]) == 0
+    folder = Path(capsys.readouterr().out.strip())
+    (folder / "notes.txt").write_text("mine")
+    with (folder / "model.onnx.data").open("ab") as damaged:
+        damaged.write(b"x")
+    assert main(["models", "verify", "big"]) == 6
+    assert "repair it: edgespec models pull org/g\n" in capsys.readouterr().out
+    assert main(["models", "pull", pulled]) == 0
+    assert [path.name for path in folder.parent.iterdir()] == ["big"]
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert read_manifest(folder).name == "big"
+    assert ModelHome(output.parent / "home").find("org/g") == folder
+
+
 @pytest.mark.parametrize("drafter", ["self", "org/none"])
 def test_a_target_leaves_no_download_where_its_drafter_fails(
     hub: FakeHub, tiny_gguf: Path, tmp_path: Path, drafter: str
