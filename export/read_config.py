@@ -10,6 +10,7 @@ from edgespec.export.decoder_config import DecoderConfig, GateLimit, QueryGrowth
 from edgespec.export.families import (
     FAMILIES,
     GATED_EXPERTS,
+    GGUF_NAMES,
     Family,
     family_of,
     family_of_huggingface,
@@ -31,9 +32,6 @@ from edgespec.export.uneven_layers import (
 
 _MIN_CONTEXT_LENGTH, _MAX_CONTEXT_LENGTH = 2, 1 << 20
 
-
-# The families by their names in GGUF files, where these differ from model types of transformers.
-_GGUF_NAMES = {stored: name for name, family in FAMILIES.items() for stored in family.gguf_names}
 # Keys of positions and attention in a GGUF file that are read, and values of others that change nothing.
 _READ = {
     *(
@@ -49,7 +47,8 @@ _READ = {
 _READ_OF = {
     "mistral3.": ("attention.temperature_scale", "rope.scaling.yarn_log_multiplier"),
     **dict.fromkeys(  # of images alone
-        ("qwen35.", "qwen35moe.", "qwen2vl.", "qwen3vl.", "qwen3vlmoe."), ("rope.dimension_sections",)
+        ("qwen35.", "qwen35moe.", "qwen2vl.", "qwen3vl.", "qwen3vlmoe."),
+        ("rope.dimension_sections", "rope.mrope_section", "rope.mrope_interleaved"),
     ),
     "gemma4.": (
         *("attention.key_length_swa", "attention.value_length_swa", "attention.shared_kv_layers"),
@@ -105,7 +104,7 @@ def _require_read(stated: SourceSettings) -> None:
 
 def _architecture_of(stored_name: str, stated: SourceSettings) -> str:
     """The name of a GGUF file's family here: some files name two families alike, and differ in a setting."""
-    architecture = _GGUF_NAMES.get(stored_name, stored_name)
+    architecture = GGUF_NAMES.get(stored_name, stored_name)
     if architecture == "olmo2" and stated.get("attention.sliding_window"):
         return "olmo3"
     with_experts = {"llama": "mixtral", "granitemoehybrid": "granitemoehybrid_moe"}

@@ -59,7 +59,7 @@ def rotary_from_gguf(
     factors = {name: tensors.get(f"rope_factors_{name}.weight") for name in ("short", "long")}
     # Files from before November 2023 have the factor alone, by one of two names.
     factor = stated.get("rope.scaling.factor") or stated.get("rope.scale_linear")
-    kind = stated.get("rope.scaling.type", "linear" if factor and factors["short"] is None else "none")
+    kind = stated.get("rope.scaling.type") or ("linear" if factor and factors["short"] is None else "none")
     theta = stated.number("rope.freq_base", 1e4)
     inv_freq = plain_rotary(theta, rotated).inv_freq
     if (divisors := tensors.get("rope_freqs.weight")) is not None:
@@ -91,7 +91,8 @@ def rotary_from_gguf(
         found = _yarn(SourceSettings(stated.path, given), theta, inv_freq)
         return replace(found, scale=found.scale * (scale or 1.0))
     raise SourceError(
-        f"{stated.path} uses rotary scaling '{kind}'; known are none, linear, llama3, yarn and longrope"
+        f"{stated.path} uses rotary scaling '{kind}'; known are none, linear, yarn and longrope, and that of "
+        "Llama 3 by its tensor rope_freqs"
     )
 
 

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 
 from edgespec.errors import SourceError
 from edgespec.export.decoder_config import DecoderConfig
-from edgespec.export.families import FAMILIES, family_of_huggingface
-from edgespec.export.gguf import read_gguf
+from edgespec.export.families import FAMILIES, GGUF_NAMES, family_of_huggingface
+from edgespec.export.gguf import in_usual_names, read_gguf
 from edgespec.export.pooling import pooling_from_gguf, pooling_of_folder
 from edgespec.export.quantized import read_quantized, require_method
 from edgespec.export.read_config import config_from_gguf, config_from_huggingface
@@ -130,17 +130,28 @@ def _require_types(source: Path, vocabulary: Vocabulary) -> None:
 
 
 def _load_gguf(path: Path, context_length: int | None, sizes: Sizes) -> LoadedSource:
-    file = read_gguf(path, sizes)
-    if file.metadata.get("general.type") == "adapter":
-        raise _is_adapter(path, file.metadata.get("general.base_model.0.name"))
-    config = config_from_gguf(path, file.metadata, file.tensors, context_length)
-    num_blocks = file.metadata[f"{file.metadata['general.architecture']}.block_count"]
-    drafting = range(config.num_layers, num_blocks)  # for multi-token prediction
-    tensors = {name: tensor for name, tensor in file.tensors.items() if _block(name) not in drafting}
+    stored = read_gguf(path, sizes)
+    if stored.metadata.get("general.type") == "adapter":
+        raise _is_adapter(path, stored.metadata.get("general.base_model.0.name"))
+    file = in_usual_names(stored)
+    architecture = file.metadata.get("general.architecture")
+    try:
+        config = config_from_gguf(path, file.metadata, file.tensors, context_length)
+        num_blocks = file.metadata[f"{architecture}.block_count"]
+        drafting = range(config.num_layers, num_blocks)  # for multi-token prediction
+        tensors = {name: tensor for name, tensor in file.tensors.items() if _block(name) not in drafting}
+        by_role = tensors_by_role(path, config, tensors, is_gguf=True)
+    except SourceError as error:
+        if file is stored or architecture not in (*FAMILIES, *GGUF_NAMES):
+            raise
+        raise SourceError(
+            f"{error}. ollama's own converter wrote this file; take one of llama.cpp's, as most on the hub are: "
+            "org/NAME-GGUF:Q4_K_M"
+        ) from None
     return LoadedSource(
         config=config,
-        tensors=tensors_by_role(path, config, tensors, is_gguf=True),
-        num_left_out=len(file.tensors) - len(tensors),
+        tensors=by_role,
+        num_left_out=len(stored.tensors) - len(tensors),
         vocabulary=vocabulary_from_gguf(path, file.metadata, config.vocab_size),
         source=Source(
             name=utf8_name(file.paths[0].name),

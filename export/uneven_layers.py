@@ -131,7 +131,7 @@ def kv_heads(stated: SourceSettings, family: Family, heads: int, num_layers: int
     """The heads of keys and values, and the layers that a GGUF file gives none, since they have no attention."""
     key = "attention.head_count_kv"
     counts = stated.get(key, heads)
-    if not (family.has_convolutions or family.has_mamba) or not isinstance(counts, list):
+    if not (family.has_convolutions or family.has_mamba or family.has_delta) or not isinstance(counts, list):
         return stated.count(key, heads), ()
     if len(counts) != num_layers:
         raise SourceError(f"{stated.path}: {stated.prefix}{key} is {counts}, wanted a number for each layer")

@@ -175,7 +175,7 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any], num_rows: in
     prefix, template = bool(get("add_space_prefix", True)) and kind != "gemma4", _template(metadata)
     tokenizer = _tokenizer(path, get, pieces, types, prefix)
     typed = list(zip(pieces, types, strict=True))
-    found = (get(f"{key}_token_id") for key in ("eos", "eot", "eom"))
+    found = (*(get(f"{key}_token_id") for key in ("eos", "eot", "eom")), *get("eos_token_ids", ()))
     stated = {token for token in found if isinstance(token, int) and 0 <= token < len(pieces)}
     marks = {pieces[token] for token in stated} | _marks(template, typed)
     control = [piece for piece, type_ in typed if type_ in _SPECIAL or (type_ in _TEXTS and piece in marks)]

@@ -504,7 +504,11 @@ def test_gguf_says_which_layers_see_a_window(
         ("llama", {"attention.causal": False}, "causal"),
         ("llama", {"attention.clamp_kqv": 8.0}, "llama.attention.clamp_kqv = 8.0"),
         ("qwen2", {"rope.dimension_sections": [1, 2]}, "rope.dimension_sections"),
-        ("phi3", {"rope.scaling.type": "dynamic"}, "known are none, linear, llama3, yarn and longrope"),
+        (
+            "phi3",
+            {"rope.scaling.type": "dynamic"},
+            "known are none, linear, yarn and longrope, and that of Llama 3",
+        ),
         ("gemma", {}, "family 'gemma'; near it by name are gemma4"),
         ("minimax-m1", {}, "recurrent layers"),
         ("glm4moe", {**_GLM, "expert_gating_func": 4}, "expert_gating_func is 4; 1, 2 and 3 are read"),
