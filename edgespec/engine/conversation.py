@@ -22,10 +22,10 @@ from edgespec.engine.request import (
     is_any_text,
     lists_options,
 )
-from edgespec.engine.transcript import Round, Transcript, answered_rounds, messages_of, read_rounds
+from edgespec.engine.transcript import Round, Transcript, answered_rounds, cut_answers, messages_of, read_rounds
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.system.arguments import require_function, require_kind, require_path
-from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn
+from edgespec.text.chat_template import CallMessage, ResultMessage, Turn
 from edgespec.tools.tool import REFUSED, ToolCall, ToolUse, demands_call, is_yes, runners_among
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Conversation:
     @property
     def messages(self) -> tuple[Turn, ...]:
         """All messages, also those that are no longer sent to the model."""
-        return self._messages(self._rounds)
+        return messages_of(self._rounds, self.system)
 
     @property
     def num_dropped(self) -> int:
@@ -174,7 +174,7 @@ class Conversation:
             self._require_idle()
             if not self._rounds:
                 raise UsageError("there is nothing to answer yet; send a message first")
-            tries = self._num_tries + (not self._is_unanswered or self._asked is not None)
+            tries = self._num_tries + (not self._is_unanswered)
             last, asked = self._rounds[-1], self._asked
             before = _Answered(last, self._num_tries, self._begun, is_answer=self._is_answer, asked=asked)
             reply = self._begin([*self._rounds[:-1], Round(last.user, None)], tries, options)
@@ -312,21 +312,17 @@ class Conversation:
         An answer that is being generated is in it as far as it came, as if it were cancelled.
         """
         rounds = self._rounds
-        if self._is_unanswered and self._asked is None:
+        if self._is_unanswered:
             if made := self._made:
                 rounds = [*rounds[:-1], rounds[-1]._replace(answer=made, cut_short="cancelled")]
             elif self._replaced:
                 rounds = [*rounds[:-1], self._replaced.round]
         return Transcript(
-            messages=self._messages(rounds),
+            messages=messages_of(rounds, self.system),
             model=model or self.engine.manifest.name,
             num_dropped=self.num_dropped,
             sampling=self.sampling,
-            cut_short=tuple(
-                (len(self._messages(rounds[:i])) - 1, each.cut_short)
-                for i, each in enumerate(rounds, 1)
-                if each.cut_short
-            ),
+            cut_short=cut_answers(rounds, self.system),
         )
 
     def restore(self, transcript: Transcript) -> None:
@@ -359,7 +355,8 @@ class Conversation:
 
     @property
     def _is_unanswered(self) -> bool:
-        return bool(self._rounds) and self._rounds[-1].answer is None
+        """The last message has neither an answer nor calls."""
+        return bool(self._rounds) and self._rounds[-1].answer is None and self._asked is None
 
     @property
     def _made(self) -> str:
@@ -384,15 +381,11 @@ class Conversation:
             raise UsageError(
                 "this conversation is being answered; read that answer to its end or close it, and ask again then"
             )
-        if reply is None and self._is_unanswered and self._asked is None and (self._made or self._replaced):
+        if reply is None and self._is_unanswered and (self._made or self._replaced):
             self._finish(self._made, "cancelled")
 
-    def _messages(self, rounds: Sequence[Round]) -> tuple[Turn, ...]:
-        system = [Message("system", self.system)] if self.system is not None else []
-        return (*system, *messages_of(rounds))
-
     def _sent(self, rounds: Sequence[Round]) -> tuple[Turn, ...]:
-        return self._messages([*answered_rounds(rounds[:-1]), *rounds[-1:]])
+        return messages_of([*answered_rounds(rounds[:-1]), *rounds[-1:]], self.system)
 
     def _begin(
         self,
@@ -432,7 +425,7 @@ class Conversation:
         self._rounds, self._num_dropped, self._num_tries = rounds, num_dropped, num_tries
         self._begun, self._is_answer, self._chunks, self._asked = begun, is_answer, [], None
         self._replaced = None
-        reply = Reply(num_prompt, tuple(dropped), stream, self._chunks, self._take_answer, begun)
+        reply = Reply(num_prompt, dropped, stream, self._chunks, self._take_answer, begun)
         self._reply = ref(reply)
         return reply
 

@@ -90,7 +90,7 @@ def follow_preset(talk: "Conversation", before: Preset | None) -> bool:
     if talk.system in (None, before and before.system):
         talk.system = after.system if after else None
     said, wanted = (parse_messages(each.messages if each else ()) for each in (before, after))
-    if messages_of(talk.rounds) != said:
+    if [*messages_of(talk.rounds)] != said:
         return not wanted
     talk.restore(Transcript(messages=(*_system_of(talk.system), *wanted)))
     return True

@@ -146,14 +146,23 @@ class Round(NamedTuple):
     cut_short: str | None = None
 
 
-def messages_of(rounds: Sequence[Round]) -> list[Turn]:
-    """The messages of rounds in their order; a round without an answer has one."""
-    messages: list[Turn] = []
+def messages_of(rounds: Sequence[Round], system: str | None = None) -> tuple[Turn, ...]:
+    """The messages of rounds in their order, behind a system message; a round without an answer has one."""
+    messages: list[Turn] = [Message("system", system)] if system is not None else []
     for each in rounds:
         messages += [Message("user", each.user), *each.steps]
         if each.answer is not None:
             messages.append(Message("assistant", each.answer))
-    return messages
+    return tuple(messages)
+
+
+def cut_answers(rounds: Sequence[Round], system: str | None) -> tuple[tuple[int, str], ...]:
+    """Positions of answers among messages_of that did not end by themselves, and why."""
+    return tuple(
+        (len(messages_of(rounds[:i], system)) - 1, each.cut_short)
+        for i, each in enumerate(rounds, 1)
+        if each.cut_short
+    )
 
 
 def answered_rounds(rounds: Sequence[Round]) -> list[Round]:
