@@ -254,7 +254,7 @@ async def _answers(client: Any) -> bool:
     try:
         async with asyncio.timeout(_PING_S):
             await client.send_ping()
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:  # as in _call
         return getattr(error, "code", None) == METHOD_NOT_FOUND
     return True
 

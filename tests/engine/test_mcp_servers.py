@@ -219,16 +219,20 @@ def test_a_server_that_has_forgotten_the_session_is_started_anew(
 def test_wrong_arguments_start_nothing_anew_and_a_server_that_is_gone_does() -> None:
     from mcp import MCPError
 
-    def result_of(error: BaseException) -> tuple[str, bool]:
+    def result_of(error: BaseException, error_of_ping: BaseException | None = None) -> tuple[str, bool]:
         async def fail(*given: object, **more: object) -> None:
             raise error
 
-        place = _Place(SimpleNamespace(call_tool=fail, send_ping=fail), "add")
+        async def fail_to_ping() -> None:
+            raise error_of_ping or error
+
+        place = _Place(SimpleNamespace(call_tool=fail, send_ping=fail_to_ping), "add")
         result = asyncio.run(_call(place, {"name": "add", "arguments": "{}"}, 1.0))
         return result["text"], result["is_over"]
 
     assert result_of(MCPError(-32602, "a is missing")) == ("error: a is missing", False)
     assert result_of(MCPError(-32603, "no")) == ("error: no", True)
+    assert result_of(MCPError(-32603, "no"), asyncio.CancelledError()) == ("error: no", True)
     assert result_of(asyncio.CancelledError()) == ("error: its MCP server has ended", True)
 
 
