@@ -14,6 +14,7 @@ from edgespec.cli.arguments import attribute_name, checked_name, print_result
 from edgespec.cli.parser import CommandParser
 from edgespec.config.options import OPTIONS, SAMPLING_OPTIONS
 from edgespec.system.console import info, warn
+from edgespec.system.disk import replace_file
 
 if TYPE_CHECKING:
     from edgespec.config.config_file import Setting
@@ -126,7 +127,9 @@ def _change(options: argparse.Namespace) -> None:
         given: Any = parse_value(options.key, text, "config set")
         edgespec.SamplingParams(**{attribute_name(options.key): given})
     value = set_option(path, options.key, text)
-    text = f"{options.key} is {'not set' if value is None else json.dumps(value)} in {path}"
+    if value is not None and OPTIONS[options.key].is_secret:
+        value = "…"
+    text = f"{options.key} is {'not set' if value is None else json.dumps(value, ensure_ascii=False)} in {path}"
     print_result(options, {"path": str(path), options.key: value}, text)
 
 
@@ -138,7 +141,7 @@ def _edit(options: argparse.Namespace) -> int:
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(COMMENT, encoding="utf-8")
+            replace_file(path, COMMENT.encode())
         subprocess.run([*shlex.split(editor), str(path)], check=True)
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
         code = getattr(error, "returncode", None)

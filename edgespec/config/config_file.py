@@ -232,6 +232,8 @@ def _toml_errors(path: Path) -> Iterator[None]:
 def set_option(path: Path, name: str, text: str | None) -> Value:
     """Set an option in the file, or remove it where text is None. Other lines, and comments, stay as they are.
 
+    A new file, and one in which a secret is set, is for its owner alone.
+
     Raises:
         UsageError: The option is unknown, its value is invalid, or the file is no TOML.
         EdgeSpecError: The file cannot be written.
@@ -252,9 +254,10 @@ def set_option(path: Path, name: str, text: str | None) -> Value:
             _find_option(name, "edgespec config unset")
     else:
         document[name] = value
+    is_private = not path.exists() or (value is not None and OPTIONS[name].is_secret)
     with explain_change(f"write {path}", "set EDGESPEC_CONFIG to a file that you may write"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, tomlkit.dumps(document).encode(), 0o666)
+        replace_file(path, tomlkit.dumps(document).encode(), 0o600 if is_private else 0o666)
     return value
 
 
@@ -267,7 +270,7 @@ def reset_file(path: Path) -> Path | None:
         return None
     try:
         aside = put_aside(path)
-        replace_file(path, COMMENT.encode(), 0o666)
+        replace_file(path, COMMENT.encode())
     except OSError as error:
         raise UsageError(f"cannot rename {path} ({error.strerror}); remove it by hand") from None
     return aside

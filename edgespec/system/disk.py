@@ -111,8 +111,9 @@ def install_folder(folder: Path, place: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Write a file at once: it has its old content until it has all of the new one. The umask narrows mode.
+    """Write a file at once: it has its old content until it has all of the new one.
 
+    The umask narrows mode, and so does the mode of the old file: nobody else may read it who might not before.
     A link stays one: the file that it leads to is written. A device or a pipe is written to, never replaced.
     Raises OSError, also for a pipe that nobody reads.
     """
@@ -124,6 +125,8 @@ def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
         with open(path, "wb", opener=open_read) as device:
             device.write(data)
         return
+    with suppress(OSError):  # there is none
+        mode &= path.stat().st_mode | 0o600
     with replacing(path, mode) as file:
         file.write(data)
 

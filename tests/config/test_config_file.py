@@ -4,6 +4,7 @@ import argparse
 import errno
 import json
 import os
+import stat
 import sys
 import tomllib
 from functools import cache
@@ -260,6 +261,27 @@ def test_a_broken_file_is_shown_edited_and_reset(
     assert main(["config", "reset"]) == 0
     assert path.with_name("config.toml.bak1").read_text() == "seed = 1"
     assert main(["config"]) == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no modes of files")
+def test_a_secret_is_for_the_owner_of_the_file_alone(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def mode() -> int:
+        return stat.S_IMODE(path.stat().st_mode)
+
+    assert main(["config", "set", "threads", "2"]) == 0
+    assert mode() == 0o600
+    path.chmod(0o644)
+    assert main(["config", "set", "threads", "3"]) == 0
+    assert mode() == 0o644, "which its owner may want"
+    capsys.readouterr()
+    assert main(["config", "set", "api-key", "hunter2"]) == 0
+    assert (mode(), read_file(path)["api-key"].value) == (0o600, "hunter2")
+    shown = capsys.readouterr()
+    assert "hunter2" not in shown.out + shown.err
+    assert f'api-key is "…" in {path}' in shown.out
+    for change in (["set", "threads", "4"], ["reset"]):
+        assert main(["config", *change]) == 0
+        assert mode() == 0o600
 
 
 def test_an_unknown_line_may_be_removed(path: Path) -> None:

@@ -72,6 +72,15 @@ def test_a_link_to_itself_is_replaced(tmp_path: Path) -> None:
 
 
 @unix_only
+@pytest.mark.parametrize(("before", "asked"), [(0o600, 0o666), (0o644, 0o600), (0o400, 0o666)])
+def test_nobody_else_may_read_who_might_not_before(tmp_path: Path, before: int, asked: int) -> None:
+    (path := tmp_path / "file").touch()
+    path.chmod(before)
+    replace_file(path, b"new", asked)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@unix_only
 def test_a_pipe_that_nobody_reads_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
     with pytest.raises(OSError, match="nobody reads"):
