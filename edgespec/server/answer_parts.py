@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from edgespec import Stats, TokenLogprob, main_reason
 
 _LEAST = -9999.0  # JSON has no infinity
+_COUNTS = ("drafted_tokens", "accepted_tokens", "waited_passes")  # of what drafting did, in `usage` too
 _PREDICTION = "prediction"  # whose drafts are parts of the text that the answer is expected to repeat
 
 
@@ -165,14 +166,14 @@ def _finite(logprob: float) -> float:
 def usage_of(
     prompt_tokens: int, cached_tokens: int, reasoning_tokens: int, answers: Sequence[Stats]
 ) -> dict[str, Any]:
-    """The `usage` of a request, over all answers to it.
+    """The `usage` of a request, over all answers to it: the same counts each time, since clients add them up.
 
     Args:
         prompt_tokens: Of all its prompts.
         cached_tokens: Those of them that were not read, as a cache held them.
         reasoning_tokens: Those of the answers that are reasoning.
     """
-    completion_tokens = sum(stats.num_emitted for stats in answers)
+    completion_tokens, speculation = sum(stats.num_emitted for stats in answers), speculation_of(answers)
     predicted = [stats.sources.get(_PREDICTION, {}) for stats in answers]
     accepted = sum(counts.get("accepted", 0) for counts in predicted)
     drafted = sum(counts.get("drafted", 0) for counts in predicted)
@@ -186,7 +187,7 @@ def usage_of(
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
         },
-        "speculation": speculation_of(answers),
+        "speculation": {name: speculation[name] for name in _COUNTS},
     }
 
 

@@ -145,9 +145,16 @@ class Answers:
             "system_fingerprint": _fingerprint(self.model.engine),
         }
 
-    def usage(self) -> dict[str, object]:
+    def tail(self) -> dict[str, Any]:
+        """The fields that each document about whole answers ends with."""
+        return {"usage": self.usage(), "speculation": self.speculation()}
+
+    def usage(self) -> dict[str, Any]:
         num_reasoning = sum(each.count for each in self.reasoning if each)
         return usage_of(self.prompt_tokens, self.cached_tokens, num_reasoning, list(self.stats.values()))
+
+    def speculation(self) -> dict[str, Any]:
+        return speculation_of(list(self.stats.values()))
 
 
 Write = Callable[[Answers], Awaitable[dict[str, Any]]]
@@ -225,7 +232,7 @@ async def choice_events(
             for choice in choices_of(i, chunk):
                 yield event({**head, "choices": [choice], **nothing})
     if has_usage:
-        yield event({**head, "choices": [], "usage": answers.usage()})
+        yield event({**head, "choices": [], **answers.tail()})
     yield DONE
 
 
@@ -279,7 +286,7 @@ def _record(metrics: Metrics, record: RequestRecord, answers: Answers) -> None:
     record.prompt_tokens = answers.prompt_tokens
     record.completion_tokens = answers.num_tokens.total()
     if answers.stats:
-        record.notes += notes_of(speculation_of(list(answers.stats.values())))
+        record.notes += notes_of(answers.speculation())
     for i, opened in enumerate(answers.opened):
         if (stats := answers.stats.get(i)) is not None:
             metrics.count_answer(answers.model.name, opened.prompt_tokens, stats)

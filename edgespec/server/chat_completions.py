@@ -73,7 +73,7 @@ async def _document(asked: ChatRequest, identity: Identity, answers: Answers) ->
         **answers.head(identity, "chat.completion"),
         **tool_notes(answers.requests[0].use, answers.model.engine),
         "choices": choices,
-        "usage": answers.usage(),
+        **answers.tail(),
     }
 
 

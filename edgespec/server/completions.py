@@ -93,7 +93,7 @@ async def _document(asked: CompletionRequest, identity: Identity, answers: Answe
     made = await answers.complete()
     # Not in the event loop: a prompt may have many tokens.
     choices = await in_thread(lambda: [choice(i, answer) for i, answer in enumerate(made)])
-    return {**answers.head(identity, "text_completion"), "choices": choices, "usage": answers.usage()}
+    return {**answers.head(identity, "text_completion"), "choices": choices, **answers.tail()}
 
 
 def _events(asked: CompletionRequest, identity: Identity, answers: Answers) -> AsyncGenerator[bytes, None]:

@@ -156,7 +156,7 @@ class OllamaWriter:
             "eval_count": stats.num_emitted,
             # The rate is that of the passes after the first, in which all tokens might take more than is left.
             "eval_duration": min(nanoseconds(stats.num_emitted / rate), rest) if rate else rest,
-            "speculation": answers.usage()["speculation"],
+            "speculation": answers.speculation(),
         }
 
 

@@ -290,6 +290,7 @@ class _Response:
             "temperature": sampling.temperature,
             "reasoning": {"effort": asked.reasoning.effort, "summary": None} if asked.reasoning else None,
             "usage": _usage(self._answers.usage()) if has_ended else None,
+            "speculation": self._answers.speculation() if has_ended else None,
             "max_output_tokens": asked.max_output_tokens,
             "max_tool_calls": None,
             "store": False,

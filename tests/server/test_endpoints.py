@@ -303,8 +303,8 @@ def test_a_completion_continues_texts_and_tokens_alike(served: Served, engine: E
     assert found["usage"]["prompt_tokens"] == len(ids)
 
 
-def test_usage_says_what_drafting_did(served: Served) -> None:
-    found = served.chat("re re re re re re re re re", max_tokens=40, speculation={"length": 3})["usage"]
+def test_an_answer_says_what_drafting_did(served: Served) -> None:
+    found = served.chat("re re re re re re re re re", max_tokens=40, speculation={"length": 3})
     speculation = found["speculation"]
     assert speculation["drafter"] == "suffix"
     assert speculation["draft_length"] == "3"
@@ -312,12 +312,38 @@ def test_usage_says_what_drafting_did(served: Served) -> None:
     assert speculation["by_drafter"]["suffix"]["drafted"] == speculation["drafted_tokens"] > 0
     assert speculation["reason_off"] is None
     assert speculation["device"] == "cpu"
+    assert found["usage"]["speculation"].items() < speculation.items()
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
+def test_usage_holds_counts_under_names_that_are_always_there(served: Served, path: str) -> None:
+    """Clients add the usage of several answers up, whether anything was drafted or not."""
+
+    def names_of_counts(value: Any) -> set[str]:
+        if not isinstance(value, dict):
+            assert type(value) is int
+            return {""}
+        return {f"{name}.{inner}" for name, each in value.items() for inner in names_of_counts(each)}
+
+    text = "re re re re re re re re re"
+    field = {CHAT: {"messages": [{"role": "user", "content": text}]}, COMPLETIONS: {"prompt": text}}
+    fields = {"model": "tiny", "temperature": 0, "speculation": {"length": 3}, **field.get(path, {"input": text})}
+    fields["max_output_tokens" if path == RESPONSES else "max_tokens"] = 40
+    drafted = served.post(path, fields).json()
+    plain = served.post(path, {**fields, "speculation": {"off": True}}).json()
+    streamed = served.events(path, {**fields, "stream_options": {"include_usage": True}})
+    last = streamed[-1]["response"] if path == RESPONSES else streamed[-2]
+    assert drafted["speculation"]["by_drafter"]
+    assert not plain["speculation"]["by_drafter"]
+    for each in (plain, last):
+        assert names_of_counts(each["usage"]) == names_of_counts(drafted["usage"])
+        assert each["speculation"].keys() == drafted["speculation"].keys()
 
 
 @pytest.mark.parametrize("field", [{"off": True}, {"drafter": "none"}], ids=["off", "none"])
 def test_a_request_can_decode_plainly_and_hears_why(served: Served, field: dict[str, Any]) -> None:
     found = served.chat(max_tokens=20, speculation=field)
-    speculation = found["usage"]["speculation"]
+    speculation = found["speculation"]
     assert (speculation["drafter"], speculation["drafted_tokens"]) == ("none", 0)
     assert speculation["reason_off"] == "no drafter is in use"
     assert found["choices"] == served.chat(max_tokens=20)["choices"]
@@ -351,7 +377,7 @@ def test_a_prediction_is_drafted_and_changes_no_text(served: Served, engine: Eng
     )
     assert found["choices"][0]["message"]["content"] == wanted.text
     assert found["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 20
-    assert found["usage"]["speculation"]["tokens_per_pass"] > 2
+    assert found["speculation"]["tokens_per_pass"] > 2
     drafting = Drafting(prediction=wanted.text, draft_length=6)
     own = engine.generate(HI, sampling=sampling, max_tokens=40, drafting=drafting)
     assert own.text == wanted.text

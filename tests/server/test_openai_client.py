@@ -30,7 +30,7 @@ def test_chat_completions_are_understood_plain_and_streaming(served: Served) -> 
         )
         text = whole.choices[0].message.content
         assert len(whole.choices[0].logprobs.content) == 9
-        assert whole.usage.model_extra["speculation"]["drafter"] == "suffix"
+        assert whole.model_extra["speculation"]["drafter"] == "suffix"
         stream = client.chat.completions.create(
             model="tiny", messages=HI, max_tokens=9, stream=True, stream_options={"include_usage": True},
             extra_body={"speculation": {"off": True}},

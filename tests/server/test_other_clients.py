@@ -83,6 +83,9 @@ def test_langchain(served: Served, wanted: str) -> None:
         return [*(each.content for each in answers), streamed]
 
     assert asyncio.run(ask_at_once()) == [wanted] * 3
+    value_of = pytest.importorskip("langchain_core.prompt_values").StringPromptValue
+    prompts = [value_of(text=text) for text in ("in", "re re re re re re re re")]  # the second is drafted for
+    assert model.generate_prompt(prompts).llm_output["token_usage"]["completion_tokens"] == 2 * LENGTH
     stopped = model.bind(stop=[wanted[3:5]]).invoke(WORDS).content
     assert stopped == wanted[: wanted.index(wanted[3:5])]
 
