@@ -135,6 +135,7 @@ def _choose_gguf(commit: Commit, models: dict[str, list[RemoteFile]], choice: st
     named = PurePosixPath(choice)
     by_name = str(named.with_name(whole_name(named.name))) if named.name else choice
     found = [name for name in models if name == by_name]
+    found = found or [name for name in models if PurePosixPath(name).name == by_name]  # as manifests name it
     for behind in ("", "-.*"):  # a tag ends the name, or stands within it as in m_q4_0-it.gguf
         tag = re.compile(rf"(.*[-._/])?{re.escape(choice)}{behind}\.gguf", re.IGNORECASE)
         found = found or [name for name in models if tag.fullmatch(name)]

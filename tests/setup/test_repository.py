@@ -90,6 +90,9 @@ def test_ids_and_choices_have_folders_of_their_own() -> None:
         (["sub/m.gguf", "sub/mtp-m.gguf"], None, ["sub/m.gguf"]),
         (["m-Q4_0.gguf", "m-Q4_0-pure.gguf"], "Q4_0", ["m-Q4_0.gguf"]),
         (["Q4_0/m.gguf", "Q8_0/m.gguf"], "Q8_0/m.gguf", ["Q8_0/m.gguf"]),
+        (["Q4_0/m-Q4_0.gguf", "Q8_0/m-Q8_0.gguf"], "m-Q8_0.gguf", ["Q8_0/m-Q8_0.gguf"]),
+        (["m.gguf", "old/m.gguf"], "m.gguf", ["m.gguf"]),
+        (["q/m-00001-of-00001.gguf", "n.gguf"], "m-00001-of-00001.gguf", ["q/m-00001-of-00001.gguf"]),
         (["m.gguf", "model.safetensors"], "m.gguf", ["m.gguf"]),
         (["m.gguf"], None, ["m.gguf"]),
         (
@@ -109,6 +112,8 @@ def test_files_of_a_choice(held: list[str], choice: str | None, chosen: list[str
     ("held", "choice", "words"),
     [
         (["a-Q4_0.gguf", "b-Q4_0.gguf"], "Q4_0", r"fits 2 files .*a-Q4_0.gguf \(1 MB\), b-Q4_0.gguf \(1 MB\)"),
+        (["Q4_0/m.gguf", "Q8_0/m.gguf"], "m.gguf", r"fits 2 files .*Q4_0/m.gguf \(1 MB\), Q8_0/m.gguf \(1 MB\)"),
+        (["Q8_0/m.gguf"], "Q4_0/m.gguf", "no GGUF file 'Q4_0/m.gguf'"),
         (["a-Q4_0.gguf"], "Q8_0", "no GGUF file 'Q8_0'. It has a-Q4_0.gguf"),
         (["model.safetensors"], "Q8_0", "no GGUF file 'Q8_0'. It has none"),
         (["a-00001-of-00003.gguf", "a-00003-of-00003.gguf"], "a", "lacks a-00002-of-00003.gguf"),
