@@ -54,8 +54,6 @@ def _read_families() -> dict[str, Family]:
 
 
 FAMILIES = _read_families()
-# By their names in GGUF files, where these differ from model types of transformers.
-GGUF_NAMES = {stored: name for name, family in FAMILIES.items() for stored in family.gguf_names}
 
 
 def with_defaults(architecture: str, stated: Mapping[str, Any]) -> dict[str, Any]:

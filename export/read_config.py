@@ -10,14 +10,13 @@ from edgespec.export.decoder_config import DecoderConfig, GateLimit, QueryGrowth
 from edgespec.export.families import (
     FAMILIES,
     GATED_EXPERTS,
-    GGUF_NAMES,
     Family,
     family_of,
     family_of_huggingface,
 )
 from edgespec.export.rotary import plain_rotary, rotaries_from_huggingface, rotary_from_gguf
 from edgespec.export.routing import GGUF_KEYS, HUGGINGFACE_KEYS, routing_of
-from edgespec.export.settings import SourceSettings
+from edgespec.export.settings import SourceSettings, UnreadLayout
 from edgespec.export.tensors import Tensors
 from edgespec.export.uneven_layers import (
     kv_heads,
@@ -32,6 +31,8 @@ from edgespec.export.uneven_layers import (
 
 _MIN_CONTEXT_LENGTH, _MAX_CONTEXT_LENGTH = 2, 1 << 20
 
+# The families by their names in GGUF files, where these differ from model types of transformers.
+_GGUF_NAMES = {stored: name for name, family in FAMILIES.items() for stored in family.gguf_names}
 # Keys of positions and attention in a GGUF file that are read, and values of others that change nothing.
 _READ = {
     *(
@@ -88,7 +89,7 @@ def _num_layers(stated: SourceSettings) -> int:
 
 
 def _require_read(stated: SourceSettings) -> None:
-    """Raises SourceError: A key of positions or attention is not read, so that the arithmetic might be another."""
+    """Raises UnreadLayout: A key of positions or attention is not read, so the arithmetic may be another."""
     for name, value in stated.values.items():
         key = name.removeprefix(stated.prefix)
         if key == "attention.causal" and value is False:
@@ -97,14 +98,14 @@ def _require_read(stated: SourceSettings) -> None:
         is_known |= key in _READ_OF.get(stated.prefix, ())
         if key == name or not key.startswith(("rope.", "attention.")) or is_known:
             continue
-        raise SourceError(
+        raise UnreadLayout(
             f"{stated.path} states {name} = {value!r}, which is not supported; use another file of this model"
         )
 
 
 def _architecture_of(stored_name: str, stated: SourceSettings) -> str:
     """The name of a GGUF file's family here: some files name two families alike, and differ in a setting."""
-    architecture = GGUF_NAMES.get(stored_name, stored_name)
+    architecture = _GGUF_NAMES.get(stored_name, stored_name)
     if architecture == "olmo2" and stated.get("attention.sliding_window"):
         return "olmo3"
     with_experts = {"llama": "mixtral", "granitemoehybrid": "granitemoehybrid_moe"}
@@ -121,9 +122,9 @@ def config_from_gguf(
     stored_name = str(metadata.get("general.architecture"))
     stated = SourceSettings(path, metadata, f"{stored_name}.")
     architecture = _architecture_of(stored_name, stated)
-    _require_read(stated)
     # A mistral file calls itself llama.
     family = family_of(path, "mistral" if architecture == "llama" else architecture)
+    _require_read(stated)
     inner = stated.get("expert_feed_forward_length") if family.is_mixture else None
     sizes = None
     heads, hidden = stated.count("attention.head_count"), stated.count("embedding_length")

@@ -14,6 +14,7 @@ from edgespec.errors import SourceError
 from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.families import FAMILIES, NAMES, NUMBERED_EXPERTS, Family
 from edgespec.export.routing import Routing
+from edgespec.export.settings import UnreadLayout
 from edgespec.export.tensors import StoredTensor, Tensors
 
 PARTS = ("gate", "up", "down")
@@ -75,7 +76,9 @@ def tensors_by_role(
     unread = [_TENSOR_NAMES[f"{{i}}.{role}"][column] for role in _UNREAD]
     used |= {name.format(i=i) for name in unread for i in config.sharing_layers}
     if unused := [name for name in stored if name not in used and not _changes_nothing(name, stored[name])]:
-        raise SourceError(f"{path} has tensor {unused[0]}, which no {config.architecture} model uses; unsupported")
+        raise UnreadLayout(
+            f"{path} has tensor {unused[0]}, which no {config.architecture} model uses; unsupported"
+        )
     found = {role: unpaired(config, role, tensor, is_gguf=is_gguf) for role, tensor in found.items()}
     if not is_gguf and family.gain_addend:
         gains = {role: tensor for role, tensor in found.items() if role.endswith("norm")}
@@ -102,7 +105,7 @@ def _layers_of(config: DecoderConfig, role: str) -> Sequence[int]:
 
 
 def _lacks(path: object, name: str) -> SourceError:
-    return SourceError(f"{path} has no tensor {name}; the file is incomplete or damaged")
+    return UnreadLayout(f"{path} has no tensor {name}; the file is incomplete or damaged")
 
 
 def _changes_nothing(name: str, tensor: StoredTensor) -> bool:

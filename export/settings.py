@@ -28,6 +28,10 @@ _GGUF_SAMPLING_NAMES = {"temperature": "temp", "repetition_penalty": "penalty_re
 _DIGITS = 6  # of single precision, in which GGUF has them
 
 
+class UnreadLayout(SourceError):
+    """A key or a tensor that no model of its family has, or one that each has is missing."""
+
+
 @dataclass(frozen=True)
 class SourceSettings:
     """Values by key, each key after the prefix; None counts as missing."""

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from edgespec.errors import SourceError
 from edgespec.export.decoder_config import DecoderConfig
-from edgespec.export.families import FAMILIES, GGUF_NAMES, family_of_huggingface
+from edgespec.export.families import FAMILIES, family_of_huggingface
 from edgespec.export.gguf import in_usual_names, read_gguf
 from edgespec.export.pooling import pooling_from_gguf, pooling_of_folder
 from edgespec.export.quantized import read_quantized, require_method
@@ -20,6 +20,7 @@ from edgespec.export.roles import tensors_by_role
 from edgespec.export.safetensors import read_tensors, require_floats, weight_files
 from edgespec.export.settings import (
     UNUSUAL,
+    UnreadLayout,
     missing,
     read_json,
     read_text,
@@ -134,15 +135,14 @@ def _load_gguf(path: Path, context_length: int | None, sizes: Sizes) -> LoadedSo
     if stored.metadata.get("general.type") == "adapter":
         raise _is_adapter(path, stored.metadata.get("general.base_model.0.name"))
     file = in_usual_names(stored)
-    architecture = file.metadata.get("general.architecture")
     try:
         config = config_from_gguf(path, file.metadata, file.tensors, context_length)
-        num_blocks = file.metadata[f"{architecture}.block_count"]
+        num_blocks = file.metadata[f"{file.metadata['general.architecture']}.block_count"]
         drafting = range(config.num_layers, num_blocks)  # for multi-token prediction
         tensors = {name: tensor for name, tensor in file.tensors.items() if _block(name) not in drafting}
         by_role = tensors_by_role(path, config, tensors, is_gguf=True)
-    except SourceError as error:
-        if file is stored or architecture not in (*FAMILIES, *GGUF_NAMES):
+    except UnreadLayout as error:
+        if file is stored:
             raise
         raise SourceError(
             f"{error}. ollama's own converter wrote this file; take one of llama.cpp's, as most on the hub are: "

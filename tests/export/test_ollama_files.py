@@ -184,6 +184,18 @@ def test_what_is_not_read_names_the_converter_and_what_to_take(tmp_path: Path, l
         read_source(source)
 
 
+def test_a_model_that_is_not_read_in_either_layout_is_not_sent_for(tmp_path: Path) -> None:
+    source = relabelled(
+        write_source(tmp_path, "gemma4", "gguf"), "ollama", Layout({"expert_count": 8}, more=SEEING)
+    )
+    with pytest.raises(SourceError, match="gates are GELUs") as raised:
+        read_source(source)
+    unknown = relabelled(source, "unknown", Layout({"rope.odd": 1.0}, architecture="gemma3n"))
+    with pytest.raises(SourceError, match="of the family 'gemma3n'") as other:
+        read_source(unknown)
+    assert not any("converter" in str(each.value) for each in (raised, other))
+
+
 def test_a_small_mistral_whose_scaling_is_stated_as_nothing_has_none(tmp_path: Path) -> None:
     plain = {"rope.scaling.type": None, "rope.scaling.factor": None, "rope.scaling.yarn_log_multiplier": None}
     nothing = {"rope.scaling.type": "", "rope.scaling.factor": 0.0}
