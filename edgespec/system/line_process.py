@@ -8,15 +8,20 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Thread
 from time import monotonic
-from typing import TypeAlias
 
 import psutil
 
+from edgespec.system.threads import Owner
 from edgespec.system.units import format_bytes
 
-LineProcess: TypeAlias = "subprocess.Popen[bytes]"
 _POLL_S = 0.02
 _PATIENCE = 10  # times the processor time that work may take, on a busy machine
+
+
+class LineProcess(subprocess.Popen[bytes]):
+    """owner: The process that started it, whose forks do not end it."""
+
+    owner: Owner
 
 
 class WorkEnded(Exception):
@@ -25,7 +30,7 @@ class WorkEnded(Exception):
 
 def start_python(*arguments: str) -> LineProcess:
     """Start it; what it writes to stderr is dropped. Raises OSError: It cannot be started."""
-    return subprocess.Popen(
+    process = LineProcess(
         # -P: no module of the folder hides one of Python's.
         [sys.executable or "python3", "-P", *arguments],
         stdin=subprocess.PIPE,
@@ -35,6 +40,8 @@ def start_python(*arguments: str) -> LineProcess:
         start_new_session=True,
         creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # Windows
     )
+    process.owner = Owner()
+    return process
 
 
 def ask(process: LineProcess, request: bytes, wake_s: float, watch: Callable[[], None] = lambda: None) -> bytes:
@@ -107,7 +114,7 @@ def _processor_s(process: LineProcess) -> float:
 
 def kill(process: LineProcess) -> None:
     """End the process and those that it has started; from a signal handler too."""
-    if process.returncode is not None:  # its number may be another's by now
+    if process.returncode is not None or not process.owner.is_here:  # its number may be another's by now
         return
     others = []  # also those that have a session of their own
     with suppress(psutil.Error):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -27,6 +28,30 @@ def test_a_parent_that_has_ended_is_noticed(monkeypatch: pytest.MonkeyPatch, pla
     monkeypatch.setattr(sys, "platform", platform)
     assert processes._has_parent(os.getppid())
     assert not processes._has_parent(2**22 + 1)  # more than Linux gives out
+
+
+FORKED = """
+import os, sys
+from edgespec.text.template_process import TemplateProcess
+
+renderer = TemplateProcess()
+renderer.render("{{ x }}", x=1)
+started = renderer.start()
+if (child := os.fork()) == 0:
+    sys.exit()
+os.waitpid(child, 0)
+assert renderer.render("{{ x }}", x=2) == "2"
+assert renderer.start() is started
+renderer.close()
+print(started.returncode)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork, which Windows lacks")
+def test_a_fork_that_ends_leaves_the_process_to_its_parent() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORKED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("-9\n", "")
 
 
 def test_the_last_line_of_a_process_is_read_though_it_took_no_request() -> None:
