@@ -62,7 +62,7 @@ def _serve(options: argparse.Namespace) -> int:
     origins = parse_origins(options.allow_origin)
     limits, names = (
         Limits(num_tokens=None if options.max_tokens == -1 else options.max_tokens),
-        ModelNames(model_home(), options.model),
+        ModelNames(model_home(), options.model, options.context),
     )
     with ExitStack() as opened:
         listening = opened.enter_context(open_socket(options.host, options.port))

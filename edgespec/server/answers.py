@@ -6,7 +6,7 @@ What the endpoints have in common; each says what it asks (an AnswerPlan) and wr
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from edgespec import AnswerStream, Chunk, Completion, Engine, FormatError, Stats
 from edgespec.server.answer_fields import AnswerRequest
 from edgespec.server.answer_parts import Identity, notes_of, speculation_of, usage_of
 from edgespec.server.client import Bodies, run_for_client, run_until_closing
-from edgespec.server.errors import Preempted, explain_format
+from edgespec.server.errors import ApiError, Preempted, explain_format
 from edgespec.server.limits import Admission, Drain, Limits
 from edgespec.server.metrics import Metrics
 from edgespec.server.model_host import HostedModel, Lease, ModelHost, in_daemon
@@ -51,6 +51,13 @@ class Services:
         """The name of the model that is asked for, also for the record; raises what ModelNames.require raises."""
         record_of(request.scope).model = name = await in_thread(self.names.require, asked)
         return name
+
+    def hosted(self, name: str) -> HostedModel | None:
+        """The loaded model that answers under a name, which may be a preset's."""
+        found = self.host.hosted
+        with suppress(ApiError):  # a preset that cannot be used
+            return found.get(name) or found.get(self.names.served_as(name)[0])
+        return None
 
     @asynccontextmanager
     async def lease(self, name: str, priority: int = 0) -> AsyncIterator[Lease]:

@@ -189,7 +189,7 @@ class ModelHost:
     @property
     def hosted(self) -> dict[str, HostedModel]:
         """The models that are loaded, by their names."""
-        return {each.name: each for each in self._models.values() if _is_loaded(each)}
+        return {each.name: each for each in [*self._models.values()] if _is_loaded(each)}
 
     async def start(self, name: str | None = None, engine: Engine | None = None) -> None:
         """Begin to watch memory, with a model that is loaded already, if there is one."""

@@ -32,11 +32,15 @@ _NAME_LENGTH = 200  # characters of a name that is repeated in a message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """A model by the name that clients use, and what they may know of it before it is loaded."""
+    """A model by the name that clients use, and what they may know of it before it is loaded.
+
+    context_length: The most tokens of a prompt and its answer; memory may have room for fewer.
+    """
 
     name: str
     folder: Path
     manifest: Manifest
+    context_length: int
     created: int  # seconds of the epoch
     preset: Preset | None = None  # whose name it is, with the model as the folder is called
 
@@ -53,14 +57,13 @@ class ServedModel:
         return [name for name, can in found.items() if can]
 
     def document(self) -> dict[str, Any]:
-        template, longest = self.chat_template(), self.manifest.context_length
-        stated = self.preset.load_arguments.get("context") if self.preset else None
+        template = self.chat_template()
         return {
             "id": self.name,
             "object": "model",
             "created": self.created,
             "owned_by": "edgespec",
-            "context_length": min(longest, stated or longest),
+            "context_length": self.context_length,
             "architecture": self.manifest.architecture,
             "precision": self.manifest.precision,
             "capabilities": self.capabilities(template),
@@ -76,10 +79,12 @@ class ModelNames:
     A client's name is only ever compared with names that are known: it is no path, no address and no hub id.
 
     own: The model of the command line, as the user wrote it.
+    context: The most tokens of a prompt and its answer, as the user limits them.
     """
 
     home: ModelHome
     own: str | None = None
+    context: int | None = None
 
     @property
     def own_name(self) -> str | None:
@@ -108,21 +113,38 @@ class ModelNames:
         own = self._folder(self.own)
         presets = self.home.presets.names()
         if own is not None and self.own_name not in (None, *presets):
-            yield from _read(str(self.own_name), own)
+            yield from self._read(str(self.own_name), own)
         if self.own_name is not None and self.own_name in presets:
             yield from self._preset(self.own_name)
             own = None
         folders = sorted(self.home.models.iterdir()) if self.home.models.is_dir() else []
         for folder in folders:
             if folder != own and folder.name != self.own_name and folder.name[0] != "." and folder.is_dir():
-                yield from _read(folder.name, folder)
+                yield from self._read(folder.name, folder)
         for name in presets:
             if name != self.own_name:
                 yield from self._preset(name)
 
     def _preset(self, name: str) -> Iterator[ServedModel]:
         if (folder := self._folder(name)) is not None and (preset := self.home.presets.find(name)):
-            yield from _read(name, folder, replace(preset, model=folder.name))  # a path is nobody's business
+            yield from self._read(name, folder, replace(preset, model=folder.name))  # a path is nobody's business
+
+    def _read(self, name: str, folder: Path, preset: Preset | None = None) -> Iterator[ServedModel]:
+        """The model of a folder, if it can answer."""
+        try:
+            model = read_whole_model(folder, name)
+            created = int((model.folder / FILE_NAME).stat().st_mtime)
+        except (EdgeSpecError, OSError):
+            return
+        longest = [model.manifest.context_length, self.context, preset and preset.load_arguments.get("context")]
+        yield ServedModel(
+            name=name,
+            folder=model.folder,
+            manifest=model.manifest,
+            context_length=min(filter(None, longest)),
+            created=created,
+            preset=preset,
+        )
 
     def require(self, asked: str | None) -> str:
         """The name of a model that is served; without one, that of the command line or the only one.
@@ -235,13 +257,3 @@ def _explained(home: ModelHome) -> Iterator[None]:
     except EdgeSpecError as error:
         said = str(error).replace(str(home.presets.path), "presets")
         raise ApiError(503, said, param="model", code="preset_damaged") from None
-
-
-def _read(name: str, folder: Path, preset: Preset | None = None) -> Iterator[ServedModel]:
-    """The model of a folder, if it can answer."""
-    try:
-        model = read_whole_model(folder, name)
-        created = int((model.folder / FILE_NAME).stat().st_mtime)
-        yield ServedModel(name=name, folder=model.folder, manifest=model.manifest, created=created, preset=preset)
-    except (EdgeSpecError, OSError):
-        return

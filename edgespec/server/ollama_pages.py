@@ -61,7 +61,9 @@ async def show(services: Services, request: Request) -> Response:
     name = await services.name_for(request, asked.model or asked.name)
     for model in await in_thread(lambda: list(services.names.models())):
         if model.name == name:
-            return JSONResponse(await in_thread(_description, model))
+            hosted = await in_thread(services.hosted, name)
+            context = hosted.engine.context_length if hosted else model.context_length
+            return JSONResponse(await in_thread(_description, model, context))
     raise ApiError(404, f"{name} is not prepared yet; ask it something first", param="model")
 
 
@@ -153,7 +155,7 @@ def _loaded(model: ServedModel, hosted: HostedModel, memory_bytes: int) -> dict[
     }
 
 
-def _description(model: ServedModel) -> dict[str, Any]:
+def _description(model: ServedModel, context_length: int) -> dict[str, Any]:
     manifest, preset = model.manifest, model.preset
     template = model.chat_template()
     family = manifest.architecture
@@ -172,7 +174,7 @@ def _description(model: ServedModel) -> dict[str, Any]:
         "model_info": {
             "general.architecture": family,
             "general.basename": model.name,
-            f"{family}.context_length": manifest.context_length,
+            f"{family}.context_length": context_length,
         },
         "capabilities": model.capabilities(template),
         "modified_at": timestamp(model.created),

@@ -9,7 +9,6 @@ import binascii
 import json
 import secrets
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,19 +57,18 @@ async def show_model(services: Services, request: Request) -> Response:
 
 def _documents(services: Services) -> list[dict[str, Any]]:
     """The served models, that of the command line first; those that are loaded say so."""
-    names, loaded = services.names, set(services.host.loaded)
+    names = services.names
     found = {model.name: model.document() for model in names.models()}
     plain = {"object": "model", "created": 0, "owned_by": "edgespec"}
     found |= {each.name: {"id": each.name, **plain, "preset_of": each.model} for each in names.unprepared()}
     if names.own_name is not None:
         found = {names.own_name: {"id": names.own_name, **plain}, **found}
 
-    def is_loaded(name: str) -> bool:
-        with suppress(ApiError):  # a preset that cannot be used
-            return name in loaded or names.served_as(name)[0] in loaded
-        return False
-
-    return [{**document, "is_loaded": is_loaded(name)} for name, document in found.items()]
+    hosted = {name: services.hosted(name) for name in found}
+    contexts = {name: {"context_length": each.engine.context_length} for name, each in hosted.items() if each}
+    return [
+        {**document, **contexts.get(name, {}), "is_loaded": name in contexts} for name, document in found.items()
+    ]
 
 
 async def tokenize(services: Services, request: Request) -> Response:

@@ -345,6 +345,7 @@ def test_clients_name_a_preset_as_a_model(home: Path, plain: Engine) -> None:
         folder.write(replace(folder.read("poet"), name="brief", options={"context": 64}))
         lengths = {each["id"]: each["context_length"] for each in served.client.get("/v1/models").json()["data"]}
         assert lengths == {"poet": lengths["tiny"], "tiny": lengths["tiny"], "brief": 64}
+        assert served.post("/api/show", {"model": "brief"}).json()["model_info"]["llama.context_length"] == 64
         folder.remove("brief")
         tags = {
             each["name"]: each["details"]["parent_model"]
@@ -412,6 +413,17 @@ def test_a_preset_of_a_file_is_listed_and_prepared_at_its_first_request(home: Pa
             asked = {"model": "later", "messages": [{"role": "user", "content": "the an"}]}
             assert served.post("/v1/chat/completions", asked).json()["usage"]["completion_tokens"] == 3
             assert served.services.host.loaded == ["later"], "it is not loaded anew by the name that it has then"
+
+
+def test_the_context_of_the_server_is_stated_and_that_of_a_loaded_model(home: Path) -> None:
+    names = ModelNames(model_home(), context=128)
+    with serving(names, lambda name: load(names.source(name), context=64)) as served:
+        for context in (128, 64):
+            listed = served.client.get("/v1/models").json()["data"]
+            shown = [served.post("/api/show", {"model": name}).json()["model_info"] for name in ("tiny", "poet")]
+            assert {each["context_length"] for each in listed} == {context}
+            assert {each["llama.context_length"] for each in shown} == {context}
+            served.chat(max_tokens=1)  # loads it
 
 
 def test_the_smaller_limit_of_a_server_and_a_preset_holds(home: Path) -> None:
