@@ -76,9 +76,9 @@ def _plan(asked: OllamaChat | OllamaGenerate, limits: Limits) -> AnswerPlan:
 
 
 def timestamp(seconds: float | None = None) -> str:
-    """A time of the epoch, or now, as ollama's API writes it."""
+    """A time of the epoch, or now, as ollama's API writes it: always with a fraction of a second."""
     found = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
-    return found.isoformat().replace("+00:00", "Z")
+    return found.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 @dataclass(frozen=True, slots=True)

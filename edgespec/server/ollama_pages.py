@@ -27,7 +27,7 @@ _OLLAMA_VERSION = "0.13.4"  # whose API this is, the first with /v1/responses; s
 # In names, as of SmolLM2-135M-Instruct.Q4_1.gguf: the number of weights, and how they are stored.
 _SIZE = re.compile(r"(?<![a-z\d.])(\d+(?:\.\d+)?[bm])(?![a-z\d])", re.IGNORECASE)
 _BLOCKS = re.compile(r"(?<![a-z\d])(i?q\d(?:_[\da-z]+)*|bf16|f16|f32|mxfp4)(?![a-z\d])", re.IGNORECASE)
-_NEVER = "9999-12-31T23:59:59Z"
+_NEVER = "9999-12-31T23:59:59.000000Z"
 
 
 async def root(request: Request, *, has_page: bool) -> Response:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -27,10 +28,12 @@ from edgespec.server import sse
 from edgespec.server.errors import ApiError
 from edgespec.server.model_host import DEFAULT_S
 from edgespec.server.model_names import ModelNames
+from edgespec.server.ollama_answers import timestamp
 from edgespec.server.ollama_pages import model_details
 from edgespec.server.ollama_protocol import closed, keep_alive_s
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z")  # clients demand the fraction
 HI = [{"role": "user", "content": "in the an"}]
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}]  # fmt: skip
@@ -66,7 +69,7 @@ def ask(served: Served, path: str, **fields: Any) -> dict[str, Any]:
     assert [each["done"] for each in lines] == [False] * (len(lines) - 1) + [True]
     for each in (whole, lines[-1]):
         assert all(type(value) is int and value > 0 for key, value in each.items() if key.endswith("_duration"))
-        assert datetime.fromisoformat(each["created_at"]).tzinfo is not None
+        assert TIME.fullmatch(each["created_at"])
         parts = ("load_duration", "prompt_eval_duration", "eval_duration")
         assert each["total_duration"] >= sum(each[part] for part in parts)
     pieces = [each.get("message", each) for each in lines]
@@ -294,6 +297,7 @@ def test_an_error_within_a_stream_is_a_line(tiny_model: Path, tmp_path: Path) ->
 def test_models_are_listed_and_described(served: Served) -> None:
     models = served.client.get("/api/tags").json()["models"]
     assert [each["name"] for each in models] == ["other:latest", "tiny:latest"]
+    assert all(TIME.fullmatch(each["modified_at"]) for each in models)
     assert all(len(each["digest"]) == 64 and each["size"] > 0 for each in models)
     assert models[0]["details"]["family"] == "llama"
     named = {"SmolLM2-135M-Instruct.Q4_1.gguf": ("135M", "Q4_1"), "qwen2.5-0.5b-q4_k_m.gguf": ("0.5B", "Q4_K_M")}
@@ -330,7 +334,9 @@ def test_keep_alive_says_how_long_a_model_stays_loaded(served: Served) -> None:
     assert entry["size"] == Inventory(served.services.names.home).describe("tiny").memory_bytes
     assert entry["context_length"] == served.services.host.hosted["tiny"].engine.context_length
     load_with(keep_alive=-1)
-    assert loaded()[0]["expires_at"].startswith("9999")
+    never = loaded()[0]["expires_at"]
+    assert never.startswith("9999")
+    assert all(map(TIME.fullmatch, (never, entry["expires_at"], timestamp(0.0))))
     ask(served, CHAT, keep_alive=-1, options={"num_predict": 1})
     assert load_with(keep_alive=0)["done_reason"] == "unload"
     served.wait_until(lambda: not loaded())
