@@ -79,6 +79,9 @@ def stated_messages(asked: ResponsesRequest) -> Iterator[PlacedMessage]:
         if item.type == "function_call_output":
             _require_call(item, place, call_ids)
             yield PlacedMessage(place, ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id))
+        elif item.type == "item_reference":
+            why = "and nothing is stored here; send the item itself (store: false)"
+            raise wrong("input", f"is of the type 'item_reference', {why}", place)
         elif item.type != "message" or item.role is None:
             what = f"of the type '{item.type[:40]}'" if item.type != "message" else "a message without a role"
             known = "messages, reasoning, function_call and function_call_output"

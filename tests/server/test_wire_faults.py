@@ -165,6 +165,12 @@ SCHEMA = {"type": "json_schema", "name": "f"}
         (RESPONSES, {"input": [{"content": "a"}]}, "input", "input[0] is a message without a role"),
         (
             RESPONSES,
+            {"input": [{"type": "item_reference", "id": "msg_1"}]},
+            "input",
+            "input[0] is of the type 'item_reference', and nothing is stored here; send the item itself",
+        ),
+        (
+            RESPONSES,
             {"input": [{"type": "function_call", "call_id": "c"}]},
             "input",
             "input[0] is a function_call without",
