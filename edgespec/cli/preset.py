@@ -196,7 +196,7 @@ def _show(options: argparse.Namespace) -> None:
     preset = model_home().presets.read(options.name)
     path = model_home().presets.path / f"{preset.name}.toml"
     document = {"name": preset.name, "path": str(path), **preset.document()}
-    print_result(options, document, path.read_text(encoding="utf-8").rstrip())
+    print_result(options, document, read_text(path, _LARGEST).rstrip())
 
 
 def _remove(options: argparse.Namespace) -> None:

@@ -91,6 +91,9 @@ def test_presets_are_listed_shown_and_removed(
     assert run(capsys, "preset", "rm", "wide", "third")[0] == 0
     _, out, _ = run(capsys, "preset", "show", "short")
     assert 'system = "in the"' in out
+    file = home / "presets" / "short.toml"
+    file.write_bytes(file.read_text().encode("utf-16"))  # as PowerShell 5 writes it
+    assert run(capsys, "preset", "show", "short") == (0, out, "")
     assert run(capsys, "preset", "rm", "short")[0] == 0
     assert json.loads(run(capsys, "preset", "list", "--json")[1]).keys() == {"poet"}
 
