@@ -111,6 +111,11 @@ class Source:
     revision: str | None = None
     license: str | None = None
 
+    @property
+    def hub_id(self) -> str | None:
+        """Its repository, and its file where that is GGUF, of which a repository may hold several."""
+        return f"{self.repository}:{self.name}" if self.repository and self.format == "gguf" else self.repository
+
     def fetched_from(self, origin: Origin) -> "Source":
         """This source with where it was fetched from; a licence that it states itself comes first."""
         return replace(

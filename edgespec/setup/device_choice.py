@@ -251,8 +251,8 @@ def advise_form(manifest: Manifest, device: Device) -> str:
 
 
 def source_of(manifest: Manifest) -> str:
-    """The source of a model, as a command names it: a repository of the hub, or the name of a file."""
-    return manifest.source.repository or manifest.source.name
+    """The source of a model, as a command names it: a hub id, or the name of a file."""
+    return manifest.source.hub_id or manifest.source.name
 
 
 def usable_form(pair: Pair, part: str) -> str | None:

@@ -130,10 +130,9 @@ def find_export_source(home: ModelHome, model: str, manifest: Manifest | None) -
         return None
     source = manifest.source
     precision = manifest.precision if manifest.precision != "source" else None
-    if source.repository is None:
+    if source.hub_id is None:
         return ExportSource(home.advice.noted_source(folder) or source.name, None, precision)
-    file = f":{source.name}" if source.format == "gguf" else ""
-    return ExportSource(source.repository + file, source.revision, precision)
+    return ExportSource(source.hub_id, source.revision, precision)
 
 
 def _of_entry(home: ModelHome, entry: CatalogEntry, asked: str | None) -> ExportSource | None:

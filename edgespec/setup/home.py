@@ -222,14 +222,13 @@ class ModelHome:
             return self._fetch(CATALOG[name]) if name in CATALOG else self.locate(name)
         manifest = read_manifest(folder)
         source = manifest.source
-        if source.repository is None:
+        if source.hub_id is None:
             if noted := self.advice.noted_source(folder):
                 return self.locate(noted)
             raise ModelError(
                 f"{folder} does not say where {source.name} came from; name that file or folder instead"
             )
-        hub_name = f"{source.repository}:{source.name}" if source.format == "gguf" else source.repository
-        return self.locate(hub_name, source.revision)
+        return self.locate(source.hub_id, source.revision)
 
     @contextmanager
     def preview(self, source: str, revision: str | None = None) -> Iterator[Preview | None]:

@@ -114,6 +114,5 @@ def _repositories(folder: Path) -> list[str]:
     """Hub ids that a damaged model folder may be exported from, by what is left of its manifest."""
     with suppress(EdgeSpecError, OSError, ValueError):
         source = read_manifest(folder, has_files=False).source
-        if source.repository:
-            return [source.repository, f"{source.repository}:{source.name}"]
+        return [each for each in (source.repository, source.hub_id) if each]
     return []

@@ -50,4 +50,6 @@ def test_an_npu_runs_fixed_shapes_alone_and_other_devices_are_tried(model: Model
 def test_a_source_is_named_by_its_repository_where_it_has_one(model: ModelFolder) -> None:
     assert source_of(model.manifest) == "tiny.gguf"
     source = replace(model.manifest.source, repository="org/tiny")
+    assert source_of(replace(model.manifest, source=source)) == "org/tiny:tiny.gguf", "which may hold several"
+    source = replace(source, format="safetensors")
     assert source_of(replace(model.manifest, source=source)) == "org/tiny"
