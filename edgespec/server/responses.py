@@ -1,7 +1,8 @@
 """POST /v1/responses, without a store: a client sends the whole conversation each time."""
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from time import time
@@ -28,7 +29,7 @@ from edgespec.server.errors import wrong
 from edgespec.server.limits import Limits
 from edgespec.server.messages import read_conversation, stated_messages
 from edgespec.server.protocol import ResponsesRequest, answer_length, stop_strings, within
-from edgespec.server.sse import event
+from edgespec.server.sse import EVENTS, event
 from edgespec.server.thinking import reasoning_of
 
 _LOGPROBS = "message.output_text.logprobs"  # in include
@@ -39,7 +40,8 @@ async def responses(services: Services, request: Request) -> Response:
     asked = await services.bodies.read(ResponsesRequest, request)
     plan, identity = _plan(asked, services.limits), new_identity("resp_")
     events = partial(_events, asked, identity) if asked.stream else None
-    return await respond(services, request, plan, partial(_document, asked, identity), events)
+    form = replace(EVENTS, end=_error_event)
+    return await respond(services, request, plan, partial(_document, asked, identity), events, form)
 
 
 def _plan(asked: ResponsesRequest, limits: Limits) -> AnswerPlan:
@@ -343,6 +345,11 @@ async def _document(asked: ResponsesRequest, identity: Identity, answers: Answer
             list(response.add(chunk))  # nobody listens to the events
     list(response.items.finish(response.status))
     return response.document()
+
+
+def _error_event(told: Mapping[str, Any], number: int) -> bytes:
+    """An error that ends a stream, for clients that look for its type and those that look for `error`."""
+    return event({**told["error"], "type": "error", "sequence_number": number, **told}, "error")
 
 
 async def _events(asked: ResponsesRequest, identity: Identity, answers: Answers) -> AsyncGenerator[bytes, None]:

@@ -37,19 +37,17 @@ def line(document: Mapping[str, Any]) -> bytes:
 class StreamForm:
     """How a stream is written.
 
-    write: A document as a part of it.
-    end: What follows an error, which ends it.
+    end: Makes its last part of an error and of the number of events before it.
     pause: What is sent in pauses, if anything may be.
     """
 
     content_type: str
-    write: Callable[[Mapping[str, Any]], bytes]
-    end: bytes = b""
+    end: Callable[[Mapping[str, Any], int], bytes]
     pause: bytes = b""
 
 
-EVENTS = StreamForm("text/event-stream; charset=utf-8", event, DONE, KEEP_ALIVE)
-LINES = StreamForm("application/x-ndjson", line)
+EVENTS = StreamForm("text/event-stream; charset=utf-8", lambda told, _: event(told) + DONE, KEEP_ALIVE)
+LINES = StreamForm("application/x-ndjson", lambda told, _: line(told))
 
 
 def error_response(error: ApiError, path: str) -> Response:
@@ -80,7 +78,7 @@ class EventStream(Response):
             record_of(scope).notes.append("client gone")
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        has_begun = False
+        has_begun, num_events = False, 0
         try:
             async for part in self._parts():
                 if not has_begun:
@@ -88,6 +86,7 @@ class EventStream(Response):
                     headers = [(b"content-type", self._form.content_type.encode()), (b"x-accel-buffering", b"no")]
                     await self._send(send, {"type": "http.response.start", "status": 200, "headers": headers})
                 await self._send_part(send, part)
+                num_events += part != self._form.pause
         except ClientGone:
             raise
         except Exception as error:
@@ -98,7 +97,7 @@ class EventStream(Response):
             if not has_begun:
                 await error_response(told, scope["path"])(scope, receive, send)
                 return
-            await self._send_part(send, self._form.write(told.body(scope["path"])) + self._form.end)
+            await self._send_part(send, self._form.end(told.body(scope["path"]), num_events))
         await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _parts(self) -> AsyncGenerator[bytes, None]:

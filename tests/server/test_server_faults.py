@@ -485,6 +485,10 @@ def test_an_error_within_a_stream_is_an_event(
             assert told["type"] == "server_error"
             assert ("the device is gone" in told["message"]) == isinstance(error, EdgeSpecError)
             assert "secret" not in told["message"]
+            events = served.events("/v1/responses", {"model": "tiny", "input": SECRET})
+            assert events[-1] == {"type": "error", "sequence_number": len(events) - 1, "error": told} | {
+                name: told[name] for name in ("code", "message", "param")
+            }
             whole = served.client.post(CHAT, json=HI)
             assert (whole.status_code, whole.json()["error"]["type"]) == (500, "server_error")
             assert served.client.get("/health").status_code == 200
