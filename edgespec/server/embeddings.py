@@ -22,6 +22,8 @@ from edgespec.server.request_log import record_of
 from edgespec.system.cancel import Cancel
 from edgespec.system.threads import in_thread
 
+_SEND_TEXTS = "; send texts, if another tokenizer made the ids (LangChain: check_embedding_ctx_length=False)"
+
 
 class TextVectors(NamedTuple):
     """The vectors of texts by a model, the tokens of these, and when the model was there, by monotonic()."""
@@ -109,7 +111,8 @@ def _encode(engine: Engine, text: Text, *, cuts: bool) -> TokenIds:
         return engine.embedder.complete(parse_ids(text, engine.manifest.vocab_size, "input"))
     except (ContextOverflow, UsageError) as error:
         told = explain(error)
-        raise ApiError(told.status, str(told), param="input", code=told.code) from None
+        hint = "" if isinstance(text, str) or told.code else _SEND_TEXTS
+        raise ApiError(told.status, f"{told}{hint}", param="input", code=told.code) from None
 
 
 async def _vector(engine: Engine, tokens: TokenIds, size: int | None) -> npt.NDArray[np.float32]:

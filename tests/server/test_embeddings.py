@@ -84,6 +84,7 @@ def test_usage_counts_all_tokens_and_metrics_do(served: Served) -> None:
         ({"input": []}, 400, "input", "empty"),
         ({"input": ["a"] * 2049}, 400, "input", "wanted at most 2048"),
         ({"input": [9_999_999]}, 400, "input", "which the model lacks"),
+        ({"input": [9_999_999]}, 400, "input", "check_embedding_ctx_length=False"),
         ({"input": "a", "encoding_format": "int8"}, 400, "encoding_format", "wanted float or base64"),
         ({"input": "a", "dimensions": 0}, 400, "dimensions", "wanted 1 to 64"),
         ({"input": "a", "dimensions": 65}, 400, "dimensions", "wanted 1 to 64"),
