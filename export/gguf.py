@@ -32,6 +32,7 @@ _LENGTH = struct.Struct("<Q")  # of a string
 _MAX_TENSORS = 1 << 16
 _STRING, _ARRAY = 8, 9
 _OLLAMA = read_table(__file__, "ollama_names.toml")
+_ADDS_BOS = "tokenizer.ggml.add_bos_token"
 _BESIDE_TEXT = ("v.", "mm.", "a.", "s.", "mtp.", "model.vision_tower.")
 _LONG_GEMMA3 = 131072  # tokens, by linear scaling, which ollama's files leave out
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -104,6 +105,8 @@ def in_usual_names(file: GGUF) -> GGUF:
         tensors = {named.get(name, name): each for name, each in tensors.items()}
     if metadata == file.metadata and tensors.keys() == file.tensors.keys():
         return file
+    if not metadata.get(_ADDS_BOS):  # false also where tokenizer_config.json says nothing
+        metadata.pop(_ADDS_BOS, None)
     metadata |= {prefix + key: tensors[name].rows for key, name in own.get("rows", {}).items() if name in tensors}
     if stored == "gemma3" and metadata.get("gemma3.context_length", 0) >= _LONG_GEMMA3:
         metadata = {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0} | metadata

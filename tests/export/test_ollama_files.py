@@ -99,13 +99,17 @@ LAYOUTS = {
                 "rope.scaling.mscale_all_dim": 1.0,
                 "rope.scaling_beta": 0.1,
                 "tokenizer.ggml.pre": "default",
+                "tokenizer.ggml.add_bos_token": False,
             },
             more=SEEING,
         ),
     ),
     "lfm2": (
-        Layout(),
-        Layout({"feed_forward_length": 12288}, {"token_embd_norm.weight": "output_norm.weight"}),
+        Layout({"tokenizer.ggml.add_bos_token": True}),
+        Layout(
+            {"feed_forward_length": 12288, "tokenizer.ggml.add_bos_token": False},
+            {"token_embd_norm.weight": "output_norm.weight"},
+        ),
     ),
     "qwen3_5": (
         Layout(),
@@ -128,7 +132,10 @@ LAYOUTS = {
         Layout(architecture="qwen3vlmoe"),
         Layout({"rope.mrope_section": [24, 20, 20]}, more=(*SEEING, "v.deepstack_merger.0.norm.weight")),
     ),
-    "lfm2_moe": (Layout(), Layout(names={"token_embd_norm.weight": "output_norm.weight"})),
+    "lfm2_moe": (
+        Layout({"tokenizer.ggml.add_bos_token": True}),
+        Layout(names={"token_embd_norm.weight": "output_norm.weight"}),
+    ),
     "gpt_oss": (
         Layout(),
         Layout(
