@@ -19,7 +19,7 @@ from edgespec.cli.arguments import (
     print_result,
 )
 from edgespec.cli.parser import CommandParser
-from edgespec.system.command_line import quote
+from edgespec.system.command_line import join_words, quote
 from edgespec.system.console import info
 from edgespec.system.units import parse_bytes
 
@@ -138,10 +138,11 @@ def _train(options: argparse.Namespace) -> None:
         sha256="" if folder is None else edgespec.read_manifest(folder).source.sha256,
     )
     print_result(options, asdict(report), *_format(report))
-    target = options.model if options.model in edgespec.CATALOG else source.path
+    name, _ = home.split_name(options.model)
+    target = name if name in edgespec.CATALOG else join_words(source.words)
     pays = report.gain is None or report.gain.draft_length > 0
     advice = "use it with" if pays else "the same command trains it further; to try it as it is"
-    info(f"{advice}: edgespec export {quote(target)} --drafter {quote(options.output)} --output PAIR")
+    info(f"{advice}: edgespec export {target} --drafter {quote(options.output)} --output PAIR")
 
 
 def _stored_answers(model: str, home: "edgespec.ModelHome") -> "list[tuple[edgespec.TokenIds, edgespec.TokenIds]]":

@@ -52,6 +52,15 @@ class LocalSource:
     origin: Origin = Origin()  # noqa: RUF009  frozen
     fetched: tuple[Path, ...] = field(default=(), compare=False)
 
+    @property
+    def words(self) -> list[str | Path]:
+        """The words of a command after `edgespec export`."""
+        repository, revision = self.origin.repository, self.origin.revision
+        if repository is None:
+            return [self.origin.name or self.path]
+        file = f":{self.path.name}" if self.path.suffix == ".gguf" else ""
+        return [repository + file, *(["--revision", revision] if revision else [])]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
