@@ -68,8 +68,9 @@ def _doctor(options: argparse.Namespace) -> int:
     elif not document["home"]:
         code = UsageError.exit_code
     devices = [f"device {line}" for line in found.lines()]
-    tested = _format_self_test(document["self_test"], options.model)
-    print_result(options, document, *_machine_lines(document), *devices, tested)
+    tested = document["self_test"]
+    said = _format_self_test(tested) if tested else f"self-test: skipped; {_why_skipped(options, document)}"
+    print_result(options, document, *_machine_lines(document), *devices, said)
     return code
 
 
@@ -126,12 +127,21 @@ def _run_self_test(options: argparse.Namespace) -> tuple[dict[str, Any] | None, 
     return {**found, "problem": problem}, EdgeSpecError.exit_code if problem else 0
 
 
-def _format_self_test(found: Mapping[str, Any] | None, model: str | None) -> str:
-    if found is None:
-        return (
-            f"self-test: skipped; {model or DEFAULT_MODEL} is not prepared (edgespec models pull "
-            f"{quote(model or DEFAULT_MODEL)}, or name another model: edgespec doctor MODEL)"
-        )
+def _why_skipped(options: argparse.Namespace, document: Mapping[str, Any]) -> str:
+    if options.no_self_test:
+        return "--no-self-test was given"
+    if document["onnxruntime"]["problem"]:
+        return "without ONNX Runtime no model runs"
+    if not document["home"]:
+        return "the configuration is invalid; correct what its line above names"
+    model = options.model or DEFAULT_MODEL
+    return (
+        f"{model} is not prepared (edgespec models pull {quote(model)}, or name another model: edgespec doctor "
+        "MODEL)"
+    )
+
+
+def _format_self_test(found: Mapping[str, Any]) -> str:
     if "num_tokens" not in found:
         return f"self-test of {found['model']}: {found['problem']}"
     plain, drafted = (format_speed(found[name], 0) for name in ("plain_tokens_per_second", "tokens_per_second"))

@@ -24,6 +24,7 @@ from edgespec import load
 from edgespec.chat.plain import PlainPrinter
 from edgespec.cli.main import _prepare_streams, main
 from edgespec.config.drafter_names import TARGET, TEXT
+from edgespec.config.options import DEFAULT_MODEL
 from edgespec.decoding.decoder import Pass, Rows
 from edgespec.engine.answer_stream import AnswerStream, Reply
 from edgespec.engine.answers import Chunk
@@ -916,6 +917,24 @@ def test_doctor_tells_what_is_here(capsys: pytest.CaptureFixture[str], tmp_path:
     assert document["onnxruntime"]["version"] in out
     assert "self-test: skipped" in out
     assert not (tmp_path / "home").exists()
+
+
+def test_doctor_says_why_it_tests_no_model(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert f"self-test: skipped; {DEFAULT_MODEL} is not prepared (" in run(capsys, "doctor")[1]
+    code, out, _ = run(capsys, "doctor", tiny_model, "--no-self-test")
+    assert (code, out.splitlines()[-1]) == (0, "self-test: skipped; --no-self-test was given")
+    (tmp_path / "config.toml").write_text("sead = 4\n")
+    monkeypatch.setenv("EDGESPEC_CONFIG", str(tmp_path / "config.toml"))
+    code, out, _ = run(capsys, "doctor", tiny_model)
+    assert (code, "sead" in out, "is not prepared" in out) == (2, True, False)
+    assert "self-test: skipped; the configuration is invalid; correct what its line above names" in out
+    monkeypatch.setattr("edgespec.runtimes.devices.installed_builds", list)
+    import_onnxruntime.cache_clear()
+    code, out, _ = run(capsys, "doctor", tiny_model)
+    import_onnxruntime.cache_clear()
+    assert (code, out.splitlines()[-1]) == (4, "self-test: skipped; without ONNX Runtime no model runs")
 
 
 def test_doctor_runs_a_short_test_of_what_is_prepared(
