@@ -106,8 +106,12 @@ def weight_files(folder: Path) -> list[Path]:
                     f"{folder} has {parts[0]}, but no model.safetensors.index.json, which lists the weights of "
                     "all parts; fetch it too"
                 )
-            why = "is missing, and so is model.safetensors.index.json"
-            raise missing(single, why, "weights of .bin and .pt are not read, since loading them runs code")
+            advice = "weights of .bin and .pt are not read, since loading them runs code"
+            if any(folder.rglob("*.onnx")):
+                advice = (
+                    "ONNX models load where GenAI's builder made them: give the folder that has genai_config.json"
+                )
+            raise missing(single, "is missing, and so is model.safetensors.index.json", advice)
         return [single]
     require_no_pointer(index)
     try:

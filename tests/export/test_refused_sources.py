@@ -57,6 +57,15 @@ def test_missing_source_is_refused(tmp_path: Path) -> None:
     assert_refused(tmp_path / "none.gguf", tmp_path, "does not exist")
 
 
+def test_a_folder_with_onnx_alone_is_told_which_of_these_load(tmp_path: Path) -> None:
+    tiny.write_huggingface(tmp_path / "hf", {})
+    (tmp_path / "hf" / "model.safetensors").unlink()
+    (tmp_path / "hf" / "onnx").mkdir()
+    (tmp_path / "hf" / "onnx" / "model.onnx").write_bytes(b"")
+    with pytest.raises(SourceError, match=r"is missing.*ONNX models load .* has genai_config\.json"):
+        read_source(tmp_path / "hf")
+
+
 def test_unknown_architecture_is_named_with_the_known_ones(tmp_path: Path) -> None:
     tiny.write_gguf(tmp_path / "a.gguf", tiny.random_weights(), architecture="mamba")
     assert_refused(tmp_path / "a.gguf", tmp_path, "mamba", "llama", "qwen2")
