@@ -20,7 +20,8 @@ from edgespec.training.stored_texts import StatesFile, TextsFile
 from edgespec.training.warm_start import read_layers
 
 TEXTS, STATES, _RUN = "texts.jsonl", "states.f16", "run.json"
-_FORMAT = 2  # of the folder; before 2, held-out texts lay in a file of their own
+# Of the folder: before 2, held-out texts lay in a file of their own; before 3, other stored texts were held out.
+_FORMAT, _FORMAT_OF_STORED = 2, 3
 _FEWEST_TEXTS = 4  # to train on
 _HELD_OUT = 1 / 12  # of the prompts, where none are kept aside
 _STORED = 64  # tokens of a prompt, its last ones, with which a stored text begins at most
@@ -201,7 +202,7 @@ def read_run(work: Path) -> dict[str, object]:
 def describe_run(loaded: LoadedSource, options: TrainingOptions, prompts: list[str]) -> dict[str, object]:
     """The facts that must be as they were for a run to go on; of stored answers there may be more."""
     return {
-        "format": _FORMAT,
+        "format": _FORMAT if prompts else _FORMAT_OF_STORED,
         "source": loaded.source.sha256,
         "corpus": _hash(prompts) if prompts else "stored answers",
         **({"held-out prompts": _hash(options.held_out)} if options.held_out else {}),

@@ -1,7 +1,7 @@
 """Training itself: edgespec train on a small random model. It needs its own environment: make test-train."""
 
 import json
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -665,6 +665,20 @@ def test_a_folder_of_an_earlier_version_or_with_other_held_out_prompts_is_refuse
     run.write_text(json.dumps({key: each for key, each in json.loads(run.read_text()).items() if key != "format"}))
     with pytest.raises(UsageError, match="is of another version of edgespec; remove it"):
         take_up(held_out=("b",))
+
+
+def test_a_training_of_stored_answers_whose_other_prompts_were_held_out_does_not_go_on(
+    target: Path, tmp_path: Path
+) -> None:
+    for prompts, is_refused in ((["a"], False), ([], True)):
+        kind = describe_run(read_source(target), TrainingOptions(), prompts)
+        work = tmp_path / f"{is_refused}.work"
+        work.mkdir()
+        (work / "run.json").write_text(json.dumps({**kind, "format": 2}))
+        with ExitStack() as held:
+            if is_refused:
+                held.enter_context(pytest.raises(UsageError, match="is of another version of edgespec; remove it"))
+            held.enter_context(hold_work(work, tmp_path / "head", kind))
 
 
 def test_tokens_that_are_damaged_are_refused_in_words(tmp_path: Path) -> None:
