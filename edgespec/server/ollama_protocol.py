@@ -4,7 +4,8 @@ Fields that are not listed are ignored, as in OpenAI's. Knows nothing of engines
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -138,7 +139,7 @@ class OllamaChat(OllamaRequest):
     def as_openai(self) -> ChatRequest:
         """The request of OpenAI's API that asks for the same. Raises ApiError: 400, none does."""
         messages = [_message(each, f"messages[{i}]") for i, each in enumerate(self.messages or ())]
-        return ChatRequest(messages=messages, tools=self.tools, **self._chat_fields())
+        return ChatRequest(messages=_with_calls(messages), tools=self.tools, **self._chat_fields())
 
 
 def _message(stated: OllamaMessage, place: str) -> ChatMessage:
@@ -152,6 +153,21 @@ def _message(stated: OllamaMessage, place: str) -> ChatMessage:
         tool_call_id=stated.tool_call_id,
         name=stated.tool_name,
     )
+
+
+def _with_calls(stated: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """The messages, where clients cut some off: a result without a call before it is what the user says."""
+    found: list[ChatMessage] = []
+    ids: set[str] = set()
+    for each in stated:
+        ids |= {str(call.get("id") or "") for call in each.tool_calls or () if isinstance(call, dict)}
+        if each.role == "tool" and not ids:
+            before = f"{found.pop().content or ''}\n" if found and found[-1].role == "user" else ""
+            said = f"{before}<tool_response>\n{each.content or ''}\n</tool_response>"
+            found.append(ChatMessage(role="user", content=said))
+        else:
+            found.append(each if each.tool_call_id in ids else replace(each, tool_call_id=None))
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,11 +26,12 @@ from edgespec.decoding.decoder import Pass, Rows
 from edgespec.export.convert import export_model
 from edgespec.server import sse
 from edgespec.server.errors import ApiError
+from edgespec.server.messages import conversation_of
 from edgespec.server.model_host import DEFAULT_S
 from edgespec.server.model_names import ModelNames
 from edgespec.server.ollama_answers import timestamp
 from edgespec.server.ollama_pages import model_details
-from edgespec.server.ollama_protocol import closed, keep_alive_s
+from edgespec.server.ollama_protocol import OllamaChat, OllamaMessage, closed, keep_alive_s
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z")  # clients demand the fraction
@@ -216,6 +217,30 @@ def test_calls_of_tools_are_objects_and_their_results_are_read(calling: Served) 
     result = {"role": "tool", "tool_name": "get_weather", "content": "sunny"}
     second = ask(calling, CHAT, tools=TOOLS, messages=[*HI, first["message"], result])
     assert second["message"] == {"role": "assistant", "content": "It is sunny."}
+
+
+RESULT = {"role": "tool", "tool_name": "get_weather", "content": "sunny"}
+SAID = {"role": "assistant", "content": "It is sunny."}
+CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "get_weather", "arguments": {}}}]}
+
+
+@pytest.mark.parametrize(
+    ("messages", "read"),
+    [
+        ([RESULT, RESULT, SAID, *HI], ["<tool_response>\nsunny\n</tool_response>"] * 2),
+        ([*HI, RESULT], ["in the an", "<tool_response>\nsunny\n</tool_response>"]),
+        ([*HI, CALL, {**RESULT, "tool_call_id": "call_1"}], ["sunny"]),
+    ],
+)
+def test_a_result_whose_call_the_client_dropped_is_read(
+    calling: Served, messages: list[dict[str, Any]], read: list[str]
+) -> None:
+    found = ask(calling, CHAT, tools=TOOLS, messages=[{"role": "system", "content": "re"}, *messages])
+    assert found["message"] == SAID
+    turns, _ = conversation_of(
+        OllamaChat(messages=[OllamaMessage(**each) for each in messages]).as_openai().messages
+    )
+    assert "\n".join(read) in [turn.content for turn in turns]
 
 
 @pytest.mark.parametrize(
