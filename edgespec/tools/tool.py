@@ -166,6 +166,8 @@ def _require_schema(schema: Any, name: str, where: str) -> dict[str, Any]:
         raise _wrong(where, f"{whose} is {found}; wanted a JSON schema of the type object")
     if is_too_deep(schema):
         raise _wrong(where, f"{whose} is nested deeper than {MAX_DEPTH} levels; use a flatter schema")
+    nulls = (("properties", None), ("required", None))  # as clients in Go write none
+    schema = {key: each for key, each in schema.items() if (key, each) not in nulls}
     inner = schema.get("properties", {})
     if not isinstance(inner, Mapping) or not all(isinstance(each, (Mapping, bool)) for each in inner.values()):
         raise _wrong(where, f"{whose} has the properties {reprlib.repr(inner)}; wanted an object of JSON schemas")

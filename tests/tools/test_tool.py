@@ -127,7 +127,10 @@ def test_dicts_in_both_shapes_and_functions_are_tools() -> None:
     assert flat == Tool(name="flat", description="Of a city.", parameters=SCHEMA, strict=True)
     assert function.name == "look_up"
     assert parse_tools(None) == ()
-    assert parse_tools([{"function": {"name": "now"}}])[0].parameters == {"type": "object", "properties": {}}
+    plain = {"type": "object", "properties": {}}
+    nothing = {"type": "object", "properties": None, "required": None}  # as clients in Go write it
+    for stated in ({}, {"parameters": plain}, {"parameters": nothing}):
+        assert parse_tools([{"function": {"name": "now", **stated}}])[0].parameters == plain
 
 
 @pytest.mark.parametrize(
