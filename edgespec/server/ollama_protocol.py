@@ -23,7 +23,7 @@ _INNER = {"items", "prefixItems", "anyOf", "oneOf", "additionalProperties"}
 _NAMED = {"properties", "$defs", "definitions", "patternProperties"}
 _JOINED = {"allOf", "anyOf", "oneOf", "$ref", "patternProperties"}  # may give an object further names
 _Whole = int | float | None  # which may come as 512.0; what is behind the point is left out, as in ollama
-_EFFORTS = ("low", "medium", "high")
+_EFFORTS = ("low", "medium", "high", "max")
 # Ways of sampling that models here do not have, and the value with which each does nothing.
 _OFF = {"mirostat": 0, "tfs_z": 1, "typical_p": 1}
 

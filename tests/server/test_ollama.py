@@ -186,7 +186,7 @@ def thinking(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def test_thinking_is_apart_from_the_answer(thinking: Served) -> None:
-    for think in ({}, {"think": True}, {"think": "high"}):
+    for think in ({}, {"think": True}, {"think": "high"}, {"think": "max"}):
         found = ask(thinking, CHAT, **think)
         assert found["message"] == {"role": "assistant", "content": "Yes, 4.", "thinking": "I see."}
         assert ask(thinking, GENERATE, **think)["thinking"] == "I see."
