@@ -34,7 +34,7 @@ class OllamaOptions:
 
     num_ctx: The context that a client would like; that of a model is fixed when it is loaded.
     num_predict: The most tokens of an answer; -1 and -2 are no limit.
-    repeat_last_n: 0 turns repeat_penalty off, which otherwise looks at the whole text.
+    repeat_penalty: 0 turns it off, as does a repeat_last_n of 0; otherwise it looks at the whole text.
     """
 
     num_ctx: _Whole = None
@@ -66,7 +66,7 @@ class OllamaOptions:
         return {
             **{name: getattr(self, name) for name in names},
             "top_k": top_k,
-            "repeat_penalty": 1.0 if self.repeat_last_n == 0 else self.repeat_penalty,
+            "repeat_penalty": 1.0 if 0 in (self.repeat_last_n, self.repeat_penalty) else self.repeat_penalty,
             "seed": None if seed == -1 else seed,
             "max_tokens": -1 if length == -2 else length,
         }

@@ -128,8 +128,9 @@ def test_options_are_those_of_the_engine(served: Served, engine: Engine) -> None
     assert ask(served, CHAT, options={**options, "num_predict": 20})["message"]["content"] == wanted
     params["repetition_penalty"] = 1.0
     without = engine.generate(HI, sampling=SamplingParams(**params), max_tokens=20).text  # type: ignore[arg-type]
-    found = ask(served, CHAT, options={**options, "repeat_last_n": 0, "num_predict": 20})
-    assert found["message"]["content"] == without
+    for off in ({"repeat_last_n": 0}, {"repeat_penalty": 0}):
+        found = ask(served, CHAT, options={**options, **off, "num_predict": 20})
+        assert found["message"]["content"] == without
     stop = wanted[4:7]
     found = ask(served, CHAT, options={**options, "num_predict": 20, "stop": [stop]})
     assert (found["message"]["content"], found["done_reason"]) == (wanted[: wanted.index(stop)], "stop")
@@ -257,7 +258,7 @@ def test_a_result_whose_call_the_client_dropped_is_read(
         (CHAT, {"format": {"type": "nope"}}, "the JSON schema of format cannot be used"),
         (CHAT, {"options": {"mirostat": 2}}, "options.mirostat is 2, which models here do not have"),
         (CHAT, {"options": {"temperature": -1}}, "options.temperature is -1"),
-        (CHAT, {"options": {"repeat_penalty": 0}}, "options.repeat_penalty is 0.0; wanted a number from 0.01"),
+        (CHAT, {"options": {"repeat_penalty": -1}}, "options.repeat_penalty is -1.0; wanted a number from 0.01"),
         (CHAT, {"options": {"num_predict": -3}}, "options.num_predict is -3; wanted 0 or more, or -1"),
         (CHAT, {"options": {"seed": "x"}}, "options.seed is 'x': wanted a whole number"),
         (CHAT, {"keep_alive": "soon"}, "keep_alive is 'soon'; wanted seconds, or a time such as 5m"),
