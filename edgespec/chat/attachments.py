@@ -3,13 +3,13 @@
 import glob
 import os
 import re
-import shlex
 import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from edgespec import UsageError, read_pdf
+from edgespec.system.command_line import split_words
 from edgespec.system.printable import one_line
 from edgespec.system.text_files import decode_text, require_own_content
 from edgespec.system.units import format_bytes
@@ -95,7 +95,7 @@ def find_paths(argument: str) -> list[Path]:
     if _exists(path := _expand(argument)):
         return [path]
     try:
-        words = shlex.split(argument)
+        words = split_words(argument)
     except ValueError:  # a quote that is not closed
         words = [argument]
     paths = [path for word in words for path in _matching(_expand(word))]

@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import shlex
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from edgespec import UsageError
 from edgespec.cli.arguments import attribute_name, checked_name, print_result
 from edgespec.cli.parser import CommandParser
 from edgespec.config.options import OPTIONS, SAMPLING_OPTIONS
+from edgespec.system.command_line import split_words
 from edgespec.system.console import info, warn
 from edgespec.system.disk import replace_file
 
@@ -142,7 +142,8 @@ def _edit(options: argparse.Namespace) -> int:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, COMMENT.encode())
-        subprocess.run([*shlex.split(editor), str(path)], check=True)
+        words = [editor] if os.path.isfile(editor) else split_words(editor)
+        subprocess.run([*words, str(path)], check=True)
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
         code = getattr(error, "returncode", None)
         reason = getattr(error, "strerror", None) or (error if code is None else f"it ended with exit code {code}")

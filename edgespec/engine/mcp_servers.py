@@ -5,8 +5,6 @@ after a yes. Knows nothing of the protocol.
 """
 
 import json
-import os
-import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
@@ -18,6 +16,7 @@ from urllib.parse import urlsplit
 from edgespec.engine.tool_process import ToolProcess
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.arguments import explains_arguments, require_function, require_kind
+from edgespec.system.command_line import split_words
 from edgespec.system.printable import one_line
 from edgespec.system.progress import TERMINAL, silent
 from edgespec.system.text_files import explain_unreadable
@@ -180,7 +179,7 @@ def _read(given: str | Path) -> dict[str, McpServer]:
     if isinstance(given, Path) or text.endswith(".json"):
         return _read_file(path)
     try:
-        words = shlex.split(text, posix=os.name != "nt")
+        words = split_words(text)
     except ValueError as error:
         raise UsageError(f"the MCP server '{one_line(text, 80)}' is no command ({error})") from None
     if not words:

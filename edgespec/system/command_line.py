@@ -24,6 +24,18 @@ def quote(word: str | Path, platform: str = sys.platform) -> str:
     return '"' + re.sub(r"(\\+)$", r"\1\1", inner) + '"'
 
 
+def split_words(line: str, platform: str = sys.platform) -> list[str]:
+    """The words of a command line; on Windows backslashes are parts of paths.
+
+    Raises ValueError: A quote is not closed.
+    """
+    lexer = shlex.shlex(line, posix=True)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    if platform == "win32":
+        lexer.escape = ""
+    return list(lexer)
+
+
 def join_words(words: Iterable[str | Path], platform: str = sys.platform) -> str:
     """Words as one command line, each quoted where it has to be."""
     return " ".join(quote(word, platform) for word in words)

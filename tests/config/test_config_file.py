@@ -254,6 +254,12 @@ def test_a_broken_file_is_shown_edited_and_reset(
     monkeypatch.setenv("VISUAL", "/no/such/editor")
     assert main(["config", "edit"]) == 2
     assert "with '/no/such/editor' (No such file or directory); set EDITOR" in capfd.readouterr().err
+    editor = tmp_path / "my editor"
+    editor.write_text(f"#!{sys.executable}\nraise SystemExit(5)")
+    editor.chmod(0o755)
+    monkeypatch.setenv("VISUAL", str(editor))
+    assert main(["config", "edit"]) == 2
+    assert sys.platform == "win32" or "(it ended with exit code 5)" in capfd.readouterr().err
     path.write_text(text)
     assert main(["config", "reset"]) == 0
     assert (read_file(path), path.with_name("config.toml.bak").read_text()) == ({}, text)
