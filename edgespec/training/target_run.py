@@ -50,6 +50,8 @@ class TargetRun:
     ) -> tuple[list[Text], Profile | None]:
         """The texts, whose hidden states are stored, and what the target's passes take, unless a GPU ran them."""
         folder, own_share = self.folder, self.folder.options.own_share
+        if own_share > 0 and not self._can_write_prompts:
+            own_share = 0.0
         if folder.device != "cpu" and (writer := self._open_in_torch([*prompts, *folder.options.held_out])):
             with closing(writer):
                 self.write_texts(prompts, stored, lambda: nullcontext(writer), 1.0, own_share)
@@ -78,14 +80,20 @@ class TargetRun:
     def _open_in_torch(self, prompts: list[str]) -> TorchWriter | None:
         """The target in torch, where that runs all of it; prompts: That it will be given."""
         folder, device = self.folder, self.folder.device
-        if problem := self._why_not_torch:
-            self.report(f"PyTorch {problem}: ONNX Runtime runs it, which takes longer")
+        if not self._runs_in_torch:
             return None
         self.report(
             f"PyTorch runs {folder.loaded.source.name} on {device} in {self._precision}: reading its weights"
         )
         target = TorchTarget(folder.loaded, device, self._precision)
         return TorchWriter(target, folder.path, prompts, folder.options.longest_answer, self.report)
+
+    @cached_property
+    def _runs_in_torch(self) -> bool:
+        """True where torch runs the target here; otherwise the reason is reported, once."""
+        if problem := self._why_not_torch:
+            self.report(f"PyTorch {problem}: ONNX Runtime runs it, which takes longer")
+        return problem is None
 
     @cached_property
     def _precision(self) -> str:
@@ -152,7 +160,7 @@ class TargetRun:
             num_too_long = write(options.held_out, is_held_out=True, limit_s=limit_s / 2)
             self.folder.require_held_out(texts.texts)
         left_s = limit_s - (monotonic() - began)
-        if time_share > 0:
+        if time_share > 0 and (prompts or own_share > 0):
             own = f"prompts, {own_share:.0%} of which it writes itself" if own_share else f"{len(prompts)} prompts"
             self.report(f"the target answers {own}, for at most {time_share * left_s / 60:.0f} min")
             limit_s = time_share * left_s
@@ -177,12 +185,11 @@ class TargetRun:
         return (
             self.folder.device == "cpu"
             and self._why_not_torch is None
-            and bool(self.folder.loaded.vocabulary.chat_template)
             and self._precision == "bf16"
             and self._can_write_prompts
         )
 
-    @property
+    @cached_property
     def _can_write_prompts(self) -> bool:
         with closing(open_encoder(self.folder.loaded, self.folder.path)) as encoder:
             return PromptWriter(encoder.encode).can_write

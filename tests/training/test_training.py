@@ -1,11 +1,12 @@
 """Training itself: edgespec train on a small random model. It needs its own environment: make test-train."""
 
 import json
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import made_heads
 import numpy as np
@@ -555,6 +556,47 @@ def test_held_out_answers_have_half_of_the_time_and_the_others_a_share_of_the_re
     assert replace(run, report=said.append).write_texts(["c", "d"], [], nullcontext, 1.0, 0.0) == 24.0  # type: ignore[arg-type]
     assert limits[-1] == 24.0
     assert said[0] == "the target answers 2 prompts, for at most 0 min", "and none that is held out, again"
+
+
+def test_a_training_says_of_nothing_that_it_does_not_do(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(writer: None, prompts: list[str], texts: TextsFile, **options: object) -> int:
+        texts.add(-1, np.array([1], np.int32), (2,))
+        return 0
+
+    said = list[str]()
+    folder = WorkFolder(tmp_path, read_source(target), TrainingOptions(held_out=("a",)))
+    run = TargetRun(folder, LocalSource(path=target), said.append)
+    monkeypatch.setattr(target_run, "write_answers", answer)
+    run.write_texts([], [], nullcontext, 1.0, 0.0)  # type: ignore[arg-type]
+    assert [line.partition(",")[0] for line in said if "target answers" in line] == [
+        "the target answers 1 held-out prompts"
+    ]
+    said.clear()
+    monkeypatch.setattr(TargetRun, "_why_not_torch", "would need more")
+    assert run._open_in_torch([]) is run._open_in_torch([]) is None
+    assert said == ["PyTorch would need more: ONNX Runtime runs it, which takes longer"]
+
+
+@pytest.mark.parametrize("can", [False, True])
+def test_a_target_that_can_write_no_prompts_is_not_opened_to_write_some(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can: bool
+) -> None:
+    folder = WorkFolder(tmp_path, read_source(target), TrainingOptions(own_share=0.5, device="cpu"))
+    texts, opened = folder.read_texts(), list[None]()
+    for number in range(8):
+        texts.add(number, np.array([number], np.int32), (2,))
+    monkeypatch.setattr(TargetRun, "_can_write_prompts", can)
+    monkeypatch.setattr(TargetRun, "_writes_in_step", False)
+    monkeypatch.setattr(TargetRun, "_store_states", lambda *given: None)
+    monkeypatch.setattr(TargetRun, "_open_target", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(target_run, "open_engine_writer", lambda open_engine: nullcontext(opened.append(None)))
+    monkeypatch.setattr(target_run, "write_answers", lambda *given, **options: 0)
+    monkeypatch.setattr(TargetRun, "_open_in_torch", lambda *given: None)
+    with suppress(KeyboardInterrupt):
+        TargetRun(folder, LocalSource(path=target), print).run([*"abcd"], [], lambda: None)  # type: ignore[arg-type,return-value]
+    assert len(opened) == can
 
 
 def test_held_out_prompts_that_get_no_answer_are_refused_before_others_are_answered(
