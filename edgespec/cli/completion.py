@@ -56,7 +56,12 @@ def _completer(command: str, name: str, parser: CommandParser) -> Completer | No
         ("edgespec models forget", "model"): _prepared_models,
         ("edgespec config set", "value"): _config_values,
         ("edgespec help", "words"): lambda parsed_args, **_: _commands_below(parser, parsed_args.words or ()),
-        ("edgespec export", "drafter"): None,
+        ("edgespec export", "source"): _sources,
+        ("edgespec export", "drafter"): _sources,
+        ("edgespec preset create", "source"): _models,
+        ("edgespec pair check", "drafter"): _models,
+        ("edgespec simulate", "machine"): _machines,
+        ("edgespec simulate", "drafter_device"): lambda **_: ("cpu", "npu"),
         ("edgespec chat", "words"): lambda **_: (),
     }
     return special.get((command, name), _COMPLETERS.get(name))
@@ -105,6 +110,19 @@ def _presets(**_: Any) -> Iterable[str]:
 def _models(**_: Any) -> Iterable[str]:
     of_ollama = (f"ollama:{name}" for name in edgespec.pulled_names())
     return {*edgespec.CATALOG, *_prepared_models(), *_presets(), *of_ollama}
+
+
+def _sources(prefix: str = "", **_: Any) -> Iterable[str]:
+    """What can be exported: files and folders, and names of the catalogue."""
+    from argcomplete.completers import FilesCompleter
+
+    return [*edgespec.CATALOG, *FilesCompleter()(prefix)]
+
+
+def _machines(**_: Any) -> Iterable[str]:
+    from edgespec.simulation.machines import read_machines
+
+    return ["list", *read_machines()]
 
 
 def _drafters(**_: Any) -> Iterable[str]:

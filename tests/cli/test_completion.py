@@ -14,6 +14,7 @@ from edgespec.cli.completion import _SHELLS, answer_shell
 from edgespec.cli.main import command_parser, main
 from edgespec.runtimes.device_names import device_names
 from edgespec.setup.catalog import CATALOG
+from edgespec.simulation.machines import read_machines
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +69,13 @@ def offered(line: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("models learned ", ["mine"]),
         ("chat --learn ", ["mail"]),
         ("chat --device c", sorted(name for name in device_names() if name[0] == "c")),
+        ("export s", sorted(name for name in CATALOG if name[0] == "s")),
+        ("export mo", ["models/"]),
+        ("export m.gguf --drafter mo", ["models/"]),
+        ("preset create poet --from mine", ["mine"]),
+        ("pair check mine ", sorted({*CATALOG, "mine"})),
+        ("simulate --machine ", sorted(["list", *read_machines()])),
+        ("simulate --drafter-device ", ["cpu", "npu"]),
         ("help ch", ["chat"]),
         ("help models r", ["remove", "rename"]),
         ("serve mine", ["mine"]),
