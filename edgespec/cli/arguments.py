@@ -74,6 +74,7 @@ def add_option(parser: argparse._ActionsContainer, name: str) -> None:
         parser.add_argument(f"--{name}", action=action, default=option.default, help=option.help)
         return
     kinds: dict[str, Callable[[str], Any]] = {"whole": int, "limit": limit, "number": float}
+    states_default = "(default: " in option.help
     parser.add_argument(
         f"--{name}",
         action=NoteStated,
@@ -81,7 +82,7 @@ def add_option(parser: argparse._ActionsContainer, name: str) -> None:
         default=option.default,
         choices=option.choices or None,
         metavar=option.metavar,
-        help=option.help + ("" if option.default == "auto" else _default_note(option.default)),
+        help=option.help + ("" if option.default == "auto" or states_default else _default_note(option.default)),
     )
 
 

@@ -43,7 +43,7 @@ def add_bench(parser: CommandParser) -> None:
     add_count(parser, "--per-category", "only the first N prompts of each category")
     add_count(parser, "--max-tokens", "tokens per answer", 128)
     add_count(parser, "--rounds", "answer every prompt N times", 3)
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="as for chat (default: 0)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
     parser.add_argument(
         "--learned",
         choices=("fresh", "stored"),

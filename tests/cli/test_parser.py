@@ -183,6 +183,17 @@ def test_everyday_help_fits_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
             assert options.count("\n") < 20, parser.prog
 
 
+@pytest.mark.parametrize("command", ["chat", "preset create"])
+def test_help_does_not_state_a_default_that_the_files_of_a_model_replace(command: str) -> None:
+    parser = next(each for each in command_parser().leaves() if each.prog == f"edgespec {command}")
+    options = {flag: each.help or "" for each in parser._actions for flag in each.option_strings}
+    for flag in ("--temperature", "--top-k", "--top-p", "--min-p", "--repetition-penalty"):
+        assert re.findall(r"\(default: .*?\)", options[flag]) in (
+            ["(default: MODEL's own, else 0)"],
+            ["(default: MODEL's own, else 1)"],
+        )
+
+
 def test_help_imports_no_package_but_our_own() -> None:
     program = "import sys; before = {*sys.modules}; from edgespec.cli.main import main\n"
     program += "try: main(['--help'])\nexcept SystemExit: print(*{*sys.modules} - before)"
