@@ -96,11 +96,13 @@ def choose_files(commit: Commit, choice: str | None) -> list[RemoteFile]:
     models = _gguf_models(commit)
     if choice is not None:
         return _choose_gguf(commit, models, choice)
+    named = [file for file in commit.files if file.name.endswith(".safetensors") and "/" not in file.name]
+    is_single = not commit.is_part and [file.name for file in named] == [_SINGLE]  # any index is of earlier parts
     if commit.find(INDEX) or commit.find(_SINGLE):
-        return [file for name in (*_TEXTS, INDEX, _SINGLE) if (file := commit.find(name))]
+        wanted = (*_TEXTS, *([] if is_single else [INDEX]), _SINGLE)
+        return [file for name in wanted if (file := commit.find(name))]
     if len(models) == 1:
         return _require_whole(commit, next(iter(models.values())))
-    named = [file for file in commit.files if file.name.endswith(".safetensors") and "/" not in file.name]
     if len(named) == 1 and not models and named[0].name != _ADAPTER:  # a drafting head may have its own name
         return [*(file for name in _TEXTS if (file := commit.find(name))), *named]
     if models:

@@ -705,6 +705,20 @@ def test_the_cache_of_huggingface_hub_is_used_where_it_lies(
     assert Path(folder / "config.json").is_file()
 
 
+def test_a_cache_without_the_index_of_earlier_parts_is_used(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers asks for model.safetensors first, and then for no index."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    index = json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}}).encode()
+    files = {"config.json": b"{}", "model.safetensors": LARGE}
+    folder = write_cache(
+        tmp_path / "cache", hub.commit("org/tiny", files | {"model.safetensors.index.json": index}), files
+    )
+    assert get(tmp_path / "home").path == folder
+    assert hub.fetched() == []
+
+
 def test_a_cache_that_lacks_a_file_or_has_other_bytes_is_left_alone(
     hub: FakeHub, repository: str, folder_files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,14 @@ def test_what_an_interrupted_fetch_left_out_is_to_be_fetched(choose: Callable[[]
         choose()
 
 
+@pytest.mark.parametrize("is_part", [False, True])
+def test_an_index_beside_all_weights_in_one_file_is_not_needed(is_part: bool) -> None:
+    """In a cache there may be more files than it has."""
+    index, single = "model.safetensors.index.json", "model.safetensors"
+    chosen = choose_files(commit("config.json", index, single, "old/model.safetensors", is_part=is_part), None)
+    assert [file.name for file in chosen] == ["config.json", *([index] if is_part else []), single]
+
+
 @pytest.mark.parametrize("is_named", [False, True])
 def test_an_index_that_does_not_name_the_single_file_is_of_earlier_weights(is_named: bool) -> None:
     single, other = "model.safetensors", "model-mtp.safetensors"
