@@ -20,7 +20,7 @@ from edgespec.draft.acceptance_rates import AcceptanceRates
 from edgespec.draft.costs import PassCosts
 from edgespec.draft.draft_model import DraftCosts, DraftModelStats, RowCosts
 from edgespec.draft.drafter import Drafter, DraftRequest
-from edgespec.draft.lane_drafter import LaneDrafter
+from edgespec.draft.lane_drafter import DEADLINE_S, LaneDrafter
 from edgespec.draft.lanes import Job, Lane, StepTime
 from edgespec.draft.limits import MAX_BRANCHES
 from edgespec.draft.measured import FixedLength, MeasuredPolicy
@@ -167,6 +167,7 @@ def _drafter(scenario: Scenario, schedule: str, devices: Devices) -> Drafter:
         devices.lane,
         can_run_ahead=schedule != "serial",
         max_rows=MAX_BRANCHES if schedule == "hedged" else 0,
+        deadline_s=DEADLINE_S if devices.lane_sleep is None else inf,  # in virtual time nobody waits
     )
 
 

@@ -124,6 +124,15 @@ def test_an_observed_run_is_what_its_schedule_does(schedule: str) -> None:
         assert beside > 0.5 * drafted
 
 
+@pytest.mark.parametrize("schedule", ["serial", "pipelined", "hedged"])
+def test_a_slower_machine_does_the_work_of_a_faster_one(schedule: str) -> None:
+    """Also where a drafted token takes longer than a real drafter may."""
+    slow = Machine(target_s=1e6 * MACHINE.target_s, draft_s=1e6 * MACHINE.draft_s, ratios=MACHINE.ratios)
+    scenarios = (Scenario(machine=machine, acceptance=0.7, num_tokens=200) for machine in (MACHINE, slow))
+    fast, found = (run(each, schedule, virtual_devices()) for each in scenarios)
+    assert (1e6 * found.tokens_per_second, found.tokens_per_pass) == pytest.approx(fast, rel=0.02)
+
+
 def test_a_picture_shows_when_drafts_lay_beside_passes() -> None:
     observed = ObservedRun(
         "pipelined", 1.0, (ObservedPass(0.1, 0.5, 1, 1), ObservedPass(0.5, 0.9, 2, 0)), ((0.0, 0.4), (0.92, 1.0))
