@@ -4,19 +4,23 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
-from edgespec import UsageError
+from edgespec import EdgeSpecError, TokenIds, UsageError
 from edgespec.export.sources import LoadedSource
 from edgespec.system.disk import explain_write_errors, hold_lock, replace_file
 from edgespec.system.text_files import decode_text
 from edgespec.training.fit import Recipe, find_device
-from edgespec.training.packing import Text, num_shared
+from edgespec.training.packing import Text
+from edgespec.training.prompts import PromptWriter
 from edgespec.training.stored_texts import StatesFile, TextsFile
+from edgespec.training.torch_writer import open_encoder
 from edgespec.training.warm_start import read_layers
 
 TEXTS, STATES, _RUN = "texts.jsonl", "states.f16", "run.json"
@@ -129,8 +133,7 @@ class WorkFolder:
         Where no prompts are kept aside these are some of twelve, the same ones in each run, or one at least. A
         text that begins with a prompt, or with what a stored text has of it, counts as one of this prompt.
         """
-        first = max(1, num_shared(texts))
-        prompts = [self._prompt_of(text, first) for text in texts]
+        prompts = [self._prompt_of(text) for text in texts]
         is_held_out = [text.is_held_out for text in texts]
         if texts and not any(is_held_out):
             places = [_place_of(prompt) for prompt in prompts]
@@ -146,18 +149,26 @@ class WorkFolder:
 
         return held_out, [text for text in texts if not is_known(text)]
 
-    def _prompt_of(self, text: Text, first: int) -> bytes:
+    def _prompt_of(self, text: Text) -> bytes:
         """The tokens by which texts of one prompt are known.
 
-        Where a stored text's answer begins is a guess, half of the text at most: its prompt is known up to the end
-        of the user's turn, if the chat template marks that by an end token. Those before the first token in which
-        texts differ mark no prompt: some templates begin a text, or the user's turn, with such a token.
+        Where a stored text's answer begins is a guess, half of the text at most: its prompt is known up to where
+        the chat template begins an answer first, if it does so in what a text has of its prompt.
         """
-        if not text.is_held_out and text.num_prompt == min(_STORED, len(text.tokens) // 2):
-            head = text.tokens[first : min(_STORED, len(text.tokens) - 1)]
-            if len(ends := np.flatnonzero(np.isin(head, self.loaded.vocabulary.eos_token_ids))):
-                return text.tokens[: first + ends[-1] + 1].tobytes()
+        size = len(self.middle)
+        is_guess = not text.is_held_out and text.num_prompt == min(_STORED, len(text.tokens) // 2)
+        if is_guess and 0 < size <= len(head := text.tokens[:_STORED]):
+            begins = (sliding_window_view(head, size) == self.middle).all(1)
+            if begins.any():
+                return text.tokens[: int(begins.argmax()) + size].tobytes()
         return text.prompt
+
+    @cached_property
+    def middle(self) -> TokenIds:
+        """The tokens from the end of a user's turn to the answer; none where the chat template marks no turns."""
+        with suppress(EdgeSpecError), closing(open_encoder(self.loaded, self.path)) as encoder:
+            return PromptWriter(encoder.encode).middle
+        return np.zeros(0, np.int32)
 
 
 def work_folder_of(output: Path) -> Path:

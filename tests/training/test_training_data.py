@@ -4,6 +4,7 @@ import errno
 import json
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
@@ -12,14 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 
 from edgespec.draft.answer_cache import AnswerCache
 from edgespec.errors import DiskFull, ModelError, UsageError
 from edgespec.evaluation.prompts import own_prompts as bench_prompts
+from edgespec.export.sources import read_source
 from edgespec.system import disk
 from edgespec.training.packing import Text, num_drafts, pack
 from edgespec.training.prompts import own_prompts, read_corpus
 from edgespec.training.stored_texts import StatesFile, TextsFile
+from edgespec.training.torch_writer import open_encoder
 from edgespec.training.work_folder import TrainingOptions, WorkFolder
 
 
@@ -181,20 +185,25 @@ def test_answers_to_held_out_prompts_that_come_later_leave_all_states_in_their_p
     assert (states.missing(again), states.num_foreign(again)) == (again[3:], 0)
 
 
+def folder_of(path: Path, monkeypatch: pytest.MonkeyPatch, *middle: int) -> tuple[WorkFolder, TextsFile]:
+    """A folder for texts of 500 tokens, and these; middle: The chat template's, from a turn to the answer."""
+    loaded: Any = SimpleNamespace(config=SimpleNamespace(vocab_size=500))
+    monkeypatch.setattr(WorkFolder, "middle", np.array(middle, np.int32))
+    return WorkFolder(path, loaded, TrainingOptions()), TextsFile(path / "texts.jsonl", 500)
+
+
 @pytest.mark.parametrize("aside", [None, [7, 20, 2, 9], [7, *range(100, 190), 2, 9]])
 def test_stored_answers_to_a_prompt_that_is_held_out_are_not_trained_on(
-    tmp_path: Path, aside: list[int] | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aside: list[int] | None
 ) -> None:
     """A prompt ends with the user's turn, token 2, and the template's 9; 20 other prompts begin with 7 too."""
-    vocabulary = SimpleNamespace(eos_token_ids=(2, 7), vocab_size=500)
-    loaded: Any = SimpleNamespace(vocabulary=vocabulary, config=vocabulary)
-    folder, cache = WorkFolder(tmp_path, loaded, TrainingOptions()), AnswerCache(tmp_path, "tiny", "0" * 64, 500)
+    folder, texts = folder_of(tmp_path, monkeypatch, 2, 9)
+    cache = AnswerCache(tmp_path, "tiny", "0" * 64, 500)
     prompts = [[7, first, 2, 9] for first in range(20, 40)] + [[7, *range(100, 190), 2, 9]]
     for prompt in prompts:
         for answer in (range(200, 205), range(300, 400)):
             cache.add(np.array(prompt, np.int32), np.array(answer, np.int32))
     cache.save()
-    texts = folder.read_texts()
     for number, (prompt, answer) in enumerate(cache.texts()):
         texts.add(number, prompt, tuple(answer.tolist()))
     if aside:
@@ -210,29 +219,49 @@ def test_stored_answers_to_a_prompt_that_is_held_out_are_not_trained_on(
 
 
 @pytest.mark.parametrize("is_exact", [False, True])
-def test_an_end_token_that_only_begins_a_turn_marks_no_prompt(tmp_path: Path, *, is_exact: bool) -> None:
-    """As in GLM-4: token 7 begins the user's turn, and 9 the answer; a stored answer may begin anywhere."""
-    vocabulary = SimpleNamespace(eos_token_ids=(7,), vocab_size=500)
-    loaded: Any = SimpleNamespace(vocabulary=vocabulary, config=vocabulary)
-    texts, folder = TextsFile(tmp_path / "texts.jsonl", 500), WorkFolder(tmp_path, loaded, TrainingOptions())
-    for first in range(20, 60):
-        tokens = [5, 6, 7, first, 9, *range(200, 211 if first % 2 else 205)]
-        cut = 5 if is_exact else len(tokens) // 2
-        texts.add(first, np.array(tokens[:cut], np.int32), tuple(tokens[cut:]))
+@pytest.mark.parametrize("others", [[], [[5, 6, 8, 100, 7, 70, 9]], [[*range(80, 142), 1, 9]]])
+def test_a_token_that_begins_the_users_turn_marks_no_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: list[list[int]], *, is_exact: bool
+) -> None:
+    """As in GLM-4: 7 begins the user's turn, and 9 the answer. One text has a system message, or a long prompt."""
+    folder, texts = folder_of(tmp_path, monkeypatch, 9)
+    prompts = [[5, 6, 7, first, 9] for first in range(20, 60)]
+    for number, prompt in enumerate(prompts + others):
+        answers = [range(200, 205), range(200, 230)]
+        for turn, answer in enumerate(answers):
+            tokens = [*prompt, *answer]
+            cut = len(prompt) if is_exact else len(tokens) // 2
+            texts.add(2 * number + turn, np.array(tokens[:cut], np.int32), tuple(tokens[cut:]))
     held_out, trained = folder.split(texts.texts)
-    assert len(held_out) + len(trained) == 40
-    assert 1 <= len(held_out) < 20
+    assert len(held_out) + len(trained) == 2 * len(prompts + others)
+    assert 2 <= len(held_out) < 20
+    assert not {text.tokens[3] for text in held_out} & {text.tokens[3] for text in trained}
     texts.add(-1, np.array([5, 6, 7, 20, 9], np.int32), (450, 451))
     held_out, trained = folder.split(texts.texts)
     assert [text.tokens[-1] for text in held_out] == [451]
-    assert [text.tokens[3] for text in trained] == [*range(21, 60)]
+    assert len(trained) == 2 * len(prompts + others) - 2
 
 
-def test_prompts_that_are_known_exactly_have_their_places_by_all_of_their_tokens(tmp_path: Path) -> None:
+@pytest.mark.parametrize("template", [tiny.TEMPLATE, "{{ messages[0].content }}", "{{ raise_exception('no') }}"])
+def test_where_an_answer_begins_is_asked_of_the_chat_template(tmp_path: Path, template: str) -> None:
+    override = {"tokenizer.chat_template": template}
+    tiny.write_gguf(tmp_path / "tiny.gguf", tiny.random_weights(), override=override)
+    folder = WorkFolder(tmp_path, loaded := read_source(tmp_path / "tiny.gguf"), TrainingOptions())
+    if template != tiny.TEMPLATE:
+        assert len(folder.middle) == 0
+        return
+    with closing(open_encoder(loaded, tmp_path)) as encoder:
+        tokens = np.array(encoder.encode([{"role": "user", "content": "the in"}]))
+    size = len(folder.middle)
+    assert 0 < size < len(tokens)
+    assert np.array_equal(tokens[-size:], folder.middle)
+
+
+def test_prompts_that_are_known_exactly_have_their_places_by_all_of_their_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So they had before stored texts were told apart, and a training that was begun then goes on as it was."""
-    vocabulary = SimpleNamespace(eos_token_ids=(2,), vocab_size=500)
-    loaded: Any = SimpleNamespace(vocabulary=vocabulary, config=vocabulary)
-    texts, folder = TextsFile(tmp_path / "texts.jsonl", 500), WorkFolder(tmp_path, loaded, TrainingOptions())
+    folder, texts = folder_of(tmp_path, monkeypatch, 2)
     for first in range(20, 60):
         texts.add(first, np.array([7, first, 2, 9], np.int32), (3, 4, 5, 6, 7, 8))
     places = [sha256(np.array([7, first, 2, 9], np.int32)).digest()[:4] for first in range(20, 60)]
