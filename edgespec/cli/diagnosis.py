@@ -71,9 +71,11 @@ def _settings_document() -> dict[str, Any]:
     try:
         config["set"] = sorted(read_settings())
         home = default_home()
+        existing = next(each for each in (home, *home.absolute().parents) if each.exists())
+        if not existing.is_dir():
+            raise UsageError(f"the model home is {home}, and {existing} is not a folder; set EDGESPEC_HOME to one")
     except UsageError as error:
         return {"config": {**config, "problem": in_flags(str(error))}, "home": None}
-    existing = next(folder for folder in (home, *home.absolute().parents) if folder.is_dir())
     download_bytes = sum(each.bytes for each in ModelHome(home).downloads)
     place = {"path": str(home), "free_bytes": shutil.disk_usage(existing).free, "download_bytes": download_bytes}
     return {"config": config, "home": place}

@@ -98,7 +98,9 @@ class Inventory:
     def models(self) -> Iterator[PreparedModel]:
         """The models of the home, sorted by name."""
         if self.home.path.exists() and not self.home.path.is_dir():
-            raise EdgeSpecError(f"{self.home.path} is not a folder; set EDGESPEC_HOME to one, or home= in Python")
+            raise EdgeSpecError(
+                f"{self.home.path} is not a folder; set EDGESPEC_HOME to one, or in Python the argument home"
+            )
         for folder in sorted(self.home.models.iterdir()) if self.home.models.is_dir() else []:
             if folder.is_dir() and not folder.name.startswith("."):
                 yield self._describe(folder)

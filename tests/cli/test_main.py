@@ -937,6 +937,20 @@ def test_doctor_says_why_it_tests_no_model(
     assert (code, out.splitlines()[-1]) == (4, "self-test: skipped; without ONNX Runtime no model runs")
 
 
+def test_a_home_that_is_no_folder_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (file := tmp_path / "file").touch()
+    for home in (file, file / "home"):
+        monkeypatch.setenv("EDGESPEC_HOME", str(home))
+        code, out, _ = run(capsys, "doctor")
+        assert (code, "self-test: skipped; the configuration is invalid" in out) == (2, True)
+        assert f"the model home is {home}, and {file} is not a folder; set EDGESPEC_HOME to one" in out
+    monkeypatch.setenv("EDGESPEC_HOME", str(file))
+    code, _, err = run(capsys, "models", "list")
+    assert (code, err.split("; ")[1]) == (1, "set EDGESPEC_HOME to one, or in Python the argument home\n")
+
+
 def test_doctor_runs_a_short_test_of_what_is_prepared(
     capsys: pytest.CaptureFixture[str], tiny_model: Path
 ) -> None:
