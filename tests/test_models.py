@@ -13,9 +13,11 @@ import pytest
 import edgespec
 from edgespec import IntegrityError, LoadProgress, ModelError, UsageError, devices, load, models
 from edgespec.cli.main import main
+from edgespec.config.presets import Preset
 from edgespec.setup.catalog import CATALOG
 from edgespec.setup.given_names import source_of
 from edgespec.setup.home import ModelHome
+from edgespec.setup.inventory import PreparedModel
 
 
 @pytest.fixture
@@ -173,3 +175,19 @@ def test_devices_are_listed_with_the_cpu_among_them() -> None:
 
 def test_the_module_is_there_without_an_import_of_its_own() -> None:
     assert edgespec.models is models
+
+
+@pytest.mark.parametrize("named", ["qwen3-4b:w8a16", "poet"])
+def test_a_preset_is_pulled_with_all_that_its_model_is(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], named: str
+) -> None:
+    pulled: list[tuple[str, bool]] = []
+
+    def pull(model: str, **how: Any) -> PreparedModel:
+        pulled.append((model, how["calibration"] is not None))
+        return PreparedModel(name=model, path=model, bytes=0)
+
+    ModelHome(home).presets.write(Preset(name="poet", model="qwen3-4b:w8a16"))
+    monkeypatch.setattr(models, "pull", pull)
+    assert main(["models", "pull", named]) == 0
+    assert pulled == [(named, True), ("qwen3-0.6b", True)]

@@ -157,10 +157,10 @@ def _drafters(model: "edgespec.CatalogModel") -> str:
 
 
 def _pull(options: argparse.Namespace) -> None:
-    from edgespec import models, split_precision
+    from edgespec import models
     from edgespec.evaluation.prompts import own_prompts
 
-    name, precision = split_precision(options.model)
+    name, precision = model_home().split_name(options.model)
     wanted = {"path": (options.model, options.device, options.name)}
     if (entry := edgespec.CATALOG.get(name)) and entry.drafter and not options.no_drafter:
         wanted["drafter"] = (entry.drafter, options.drafter_device, None)

@@ -272,7 +272,7 @@ def auto_devices(wish: Wish, models: ModelHome, *, has_emulators: bool = False) 
     candidates = find_candidates(wish.device, wish.drafter_device, has_emulators=has_emulators)
     if candidates is None:
         return None
-    model, cpu = str(wish.model), find_device("cpu")
+    model, cpu = models.presets.model_of(str(wish.model)), find_device("cpu")
     fixed = models.fixed_folder(model)
     names, _ = _name_drafters(models, model, wish.names, read_pair(fixed) if fixed else None, None)
     found = AutoDevices(

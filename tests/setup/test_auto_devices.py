@@ -10,12 +10,14 @@ import pytest
 from imitated import EMULATOR, Machine
 
 from edgespec import DeviceUnavailable, Engine, load
+from edgespec.config.presets import Preset
 from edgespec.export.options import ExportOptions
 from edgespec.export.plan import plan_model
 from edgespec.runtimes.probe import FILE_NAME, DeviceProbe
-from edgespec.setup import auto_devices, device_options
+from edgespec.setup import auto_devices, device_options, resolve
 from edgespec.setup.auto_devices import find_candidates
 from edgespec.setup.device_search import FOLDER
+from edgespec.setup.home import ModelHome
 from edgespec.setup.planner import MemoryNeeds
 from edgespec.setup.resolve import compare_devices
 from edgespec.setup.wish import Wish
@@ -79,6 +81,17 @@ def test_fast_gpu_runs_the_target_beside_a_drafter_on_the_cpu(
     engine.close()
     assert (again, machine.probed) == ([line], [])
     assert machine.opened == [("fp32", "webgpu"), ("int4", "cpu")]
+
+
+def test_the_decision_for_a_preset_is_that_for_its_model(
+    machine: Machine, tiny_gguf: Path, tmp_path: Path
+) -> None:
+    models, model = ModelHome(tmp_path, offline=True), f"{tiny_gguf}:fp32"
+    models.presets.write(Preset(name="poet", model=model))
+    of_preset, of_model = (resolve.auto_devices(Wish(model=name), models) for name in ("poet", model))
+    assert of_preset is not None
+    assert of_model is not None
+    assert of_preset._asked == of_model._asked
 
 
 def test_another_driver_asks_for_another_decision(
