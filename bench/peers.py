@@ -16,7 +16,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-import psutil
 from peer_process import WorkerProcess
 from peer_runtimes import RUNTIMES, Runtime, choose, find_source
 
@@ -26,6 +25,7 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.setup.home import ModelHome, default_home
 from edgespec.system.console import info, log_to_stderr
+from edgespec.system.system_info import physical_cores
 
 _CONTEXT_LENGTH = 8192
 
@@ -49,7 +49,7 @@ def open_peers(options: argparse.Namespace, engine: Engine) -> Iterator[list[Wor
                         runtime.name,
                         way,
                         path,
-                        num_threads=options.threads or psutil.cpu_count(logical=False) or 1,
+                        num_threads=options.threads or physical_cores(),
                         context_length=min(engine.context_length, _CONTEXT_LENGTH),
                         eos=engine.manifest.eos_token_ids,
                         text_of=engine.tokenizer.decode,
