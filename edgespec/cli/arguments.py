@@ -141,7 +141,7 @@ def add_model(parser: ArgumentParser, default: str | None = None, *, is_optional
         metavar="MODEL",
         nargs="?" if default or is_optional else None,
         default=default,
-        help="a name of edgespec models list, a .gguf file, a model folder, or org/name on the Hugging Face hub"
+        help="a name of edgespec models list, a preset, a .gguf file, a folder or org/name on the Hugging Face hub"
         + _default_note(default),
     )
 
