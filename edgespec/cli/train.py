@@ -61,7 +61,11 @@ def add_train(parser: CommandParser) -> None:
         "or --from-answers)",
     )
     parser.add_argument(
-        "--minutes", metavar="M", type=float, default=60.0, help="how long it may take in all (default: 60)"
+        "--minutes",
+        metavar="M",
+        type=float,
+        default=60.0,
+        help="how long it may take, but for hidden states, which take as long as they take (default: 60)",
     )
     parser.add_argument(
         "--disk", metavar="SIZE", default="4G", help="room for hidden states, such as 512M (default: 4G)"

@@ -36,7 +36,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", [*PAGES, *LOG], ids=name_of)
+@pytest.mark.parametrize("page", [*PAGES, *LOG, *ROOT.glob("C*.md"), ROOT / "SECURITY.md"], ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
     broken = []
