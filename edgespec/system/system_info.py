@@ -75,8 +75,10 @@ def cpu_quotas(groups: str, mount: Path) -> Iterator[int]:
                 yield ceil(quota / period)
 
 
-def groups_above(groups: str, mount: Path, controller: str) -> Iterator[tuple[Path, bool]]:
+@cache  # it is asked before each answer
+def groups_above(groups: str, mount: Path, controller: str) -> tuple[tuple[Path, bool], ...]:
     """Folders of the control groups above a process, and whether they are of the second version."""
+    found: list[tuple[Path, bool]] = []
     for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
@@ -84,10 +86,9 @@ def groups_above(groups: str, mount: Path, controller: str) -> Iterator[tuple[Pa
         root = mount / controller if controllers else mount
         group = root / path.lstrip("/")
         # Within a container the path is often that of the host, and the mount is the group itself.
-        for folder in (group, *group.parents) if group.is_dir() else (root,):
-            yield folder, not controllers
-            if folder == root:
-                break
+        folders = (group, *group.parents) if group.is_dir() else (root,)
+        found += [(folder, not controllers) for folder in folders[: folders.index(root) + 1]]
+    return tuple(found)
 
 
 def peak_rss_bytes() -> int:
