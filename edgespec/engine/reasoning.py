@@ -158,11 +158,16 @@ class ReasoningGate:
 def split_reasoning(text: str, *, is_open: bool | None = None) -> tuple[str, str]:
     """The reasoning and the answer of a whole text.
 
-    is_open: As for ReasoningStream; by default where the text has only the mark that ends the reasoning.
+    is_open: As for ReasoningStream; by default where the text has only the mark that ends the reasoning, on a new
+        line or right behind a word, and not quoted or in code.
     """
     if is_open is None:
-        head, mark, _ = text.partition(CLOSE)
-        is_open = bool(mark) and OPEN not in head
+        head, mark, rest = text.partition(CLOSE)
+        line = head.rpartition("\n")[2]
+        is_text = (
+            line.endswith((" ", "(", "[", "{")) or head.count("`") % 2 or line[-1:] + rest[:1] in ("''", '""')
+        )
+        is_open = bool(mark) and OPEN not in head and not (line.strip() and is_text)
     stream = ReasoningStream(is_open=is_open)
     parts = [*stream.push(text), *stream.end()]
     return (

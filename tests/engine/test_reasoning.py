@@ -44,6 +44,27 @@ def test_reasoning_is_told_from_the_answer_and_every_character_kept(
     assert reasoning in inside
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a `</think>` b",
+        "a </think> b",
+        "a ('</think>') b",
+        'a "</think>" b',
+        "a:\n\n```python\nanswer = text.split('</think>')[-1]\n```\n\nb",
+        "a:\n\n```python\nre.sub('.*</think> *', '', text)\n```\n\nb",
+    ],
+)
+def test_an_answer_about_the_mark_has_no_reasoning(text: str) -> None:
+    assert split_reasoning(text) == ("", text)
+
+
+@pytest.mark.parametrize("between", ["</think>", "\n</think>\n\n", "\n\n  </think>"])
+@pytest.mark.parametrize("reasoning", ["", "I say `a`.", 'I say "a"', "so\n```\na\n```"])
+def test_the_mark_alone_ends_reasoning(reasoning: str, between: str) -> None:
+    assert split_reasoning(f"{reasoning}{between}b") == (reasoning, "b")
+
+
 def test_words_do_not_wait() -> None:
     stream = ReasoningStream()
     assert stream.push("<th") == []
