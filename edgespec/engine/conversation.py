@@ -289,10 +289,11 @@ class Conversation:
             self._cut(num_rounds)
 
     def undo(self) -> Round | None:
-        """Remove and return the last message and its answer; None if there is none."""
+        """Remove and return the last message and its answer, as far as it came; None if there is none."""
         with self._lock:
             if not self._rounds:
                 return None
+            self._take_made()
             removed = self._rounds[-1]
             self._cut(len(self._rounds) - 1)
             return removed
@@ -381,7 +382,12 @@ class Conversation:
             raise UsageError(
                 "this conversation is being answered; read that answer to its end or close it, and ask again then"
             )
-        if reply is None and self._is_unanswered and (self._made or self._replaced):
+        if reply is None:
+            self._take_made()
+
+    def _take_made(self) -> None:
+        """Take what came of the current answer as the last one, or else the one that it takes the place of."""
+        if self._is_unanswered and (self._made or self._replaced):
             self._finish(self._made, "cancelled")
 
     def _sent(self, rounds: Sequence[Round]) -> tuple[Turn, ...]:

@@ -97,6 +97,24 @@ def test_undo_takes_back_a_round_and_then_there_is_none() -> None:
         conversation.retry()
 
 
+@pytest.mark.parametrize("num_read", [0, 2])
+@pytest.mark.parametrize("is_let_go", [False, True])
+def test_undo_takes_back_an_answer_as_a_transcript_has_it(num_read: int, is_let_go: bool) -> None:
+    conversation, _ = talk()
+    answer(conversation, "one two")
+    reply: Any = conversation.retry()
+    for _ in range(num_read):
+        next(reply)
+    kept = conversation.transcript()
+    if is_let_go:
+        del reply
+    removed = conversation.undo()
+    assert removed is not None
+    assert removed.answer == ("1: one " if num_read else "0: one two")
+    conversation.redo(removed)
+    assert conversation.transcript() == kept
+
+
 def test_a_turn_that_is_closed_keeps_what_there_was_of_it() -> None:
     conversation, _ = talk()
     with conversation.stream("a b c d") as reply:
