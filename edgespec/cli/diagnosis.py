@@ -69,7 +69,9 @@ def memory_document(
 def _settings_document() -> dict[str, Any]:
     config: dict[str, Any] = {"path": str(config_path()), "set": [], "problem": None}
     try:
-        config["set"] = sorted(read_settings())
+        # An origin is a variable, or a file with a line.
+        stated = read_settings().items()
+        config["set"] = sorted(name if ":" in each.origin else each.origin for name, each in stated)
         home = default_home()
         existing = next(each for each in (home, *home.absolute().parents) if each.exists())
         if not existing.is_dir():

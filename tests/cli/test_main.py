@@ -1005,6 +1005,18 @@ def test_doctor_reports_an_invalid_configuration(
     assert "config.toml:1: threads is 'False'" in out
 
 
+def test_doctor_tells_variables_from_options_of_the_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.toml").write_text('memory = "2G"\nthreads = 1\n', "utf-8")
+    monkeypatch.setenv("EDGESPEC_CONFIG", str(tmp_path / "config.toml"))
+    monkeypatch.setenv("EDGESPEC_THREADS", "2")
+    _, out, _ = run(capsys, "doctor", "--no-self-test")
+    (line,) = [line for line in out.splitlines() if line.startswith("configuration: ")]
+    named = line.removeprefix("configuration: ").partition(" (")[0].split(", ")
+    assert [name for name in named if name != "EDGESPEC_HOME"] == ["EDGESPEC_THREADS", "memory"]
+
+
 def test_doctor_says_what_is_wrong_with_the_runtime(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
