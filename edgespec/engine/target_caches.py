@@ -232,8 +232,8 @@ class TargetCaches:
             self._slots[number] = _HeldText()
             self._report_freed(number)
             decoder = self._decoders[number]
-        assert decoder.cache
-        decoder.cache.forget()
+            assert decoder.cache
+            decoder.cache.forget()  # before an answer can choose it
         if decoder.forks:
             decoder.forks.let_go(is_whole=False)
         return True

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -221,6 +222,22 @@ def test_a_cache_that_an_answer_is_given_at_this_moment_is_not_given_up(monkeypa
     monkeypatch.setattr(RequestQueue, "is_held", answer_meanwhile)
     assert not caches.give_up()
     assert np.array_equal(caches.give(0, text).held_tokens, text)  # type: ignore[attr-defined]
+
+
+def test_a_cache_that_is_given_up_goes_to_no_answer_before_it_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    caches, prompt, forget = TargetCaches(Forking(9), 2), np.full(40, 2, np.int32), Forking.forget
+    answer(caches, np.full(40, 1, np.int32))
+    asking = Thread(target=answer, args=(caches, prompt))
+
+    def forget_while_one_asks(cache: Forking) -> None:
+        asking.start()
+        asking.join(0.2)
+        forget(cache)
+
+    monkeypatch.setattr(Forking, "forget", forget_while_one_asks)
+    assert caches.give_up()
+    asking.join()
+    assert np.array_equal(caches.decoders[0].held_tokens, prompt)  # type: ignore[attr-defined]
 
 
 def test_a_text_of_a_few_tokens_is_not_kept() -> None:
