@@ -279,8 +279,8 @@ class JoinedPasses:
         """Wait until it is known whether passes of as many texts as there may be can be joined."""
         for _ in range(2):  # a session of fewer parts may be being opened
             self.is_ready(self._most_parts)
-            assert self._thread is not None
-            self._thread.join()
+            if self._thread is not None:
+                self._thread.join()
         return self._session is not None
 
     def run(self, parts: Sequence[Part]) -> Sequence[PassRows | Exception]:
