@@ -48,6 +48,9 @@ def test_plan_of_a_pair_is_one_document(
         "drafters", "downgrades", "command", "plain_tokens_per_second", "options", "refused", "chances",
         "measured", "took", "ranked_drafters",
     ]  # fmt: skip
+    page = (Path(__file__).parents[2] / "docs" / "planning.md").read_text("utf-8")
+    keys = {*document, *document["options"][0], *document["measured"][0], *document["ranked_drafters"][0]}
+    assert [key for key in keys if f"`{key}`" not in page] == []
     assert 0 < document["took"]["opening_s"] + document["took"]["measuring_s"] < 10
     done = [document, *document["refused"]]
     assert {(option["schedule"], option["target_threads"]) for option in done} == {
