@@ -3,7 +3,7 @@
 Runs nothing.
 """
 
-import ntpath
+import ctypes
 import os
 import plistlib
 import re
@@ -22,6 +22,7 @@ Command = tuple[str, ...]
 _PLAIN = re.compile(r"[\w@+=:,./-]+", re.ASCII)
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "%": "%%", "\n": "\\n", "\t": "\\t"}
 _TASK_SPACE = "http://schemas.microsoft.com/windows/2004/02/mit/task"
+_SAM_COMPATIBLE = 2  # of EXTENDED_NAME_FORMAT: domain and user
 _RESTART_S = 5
 _HOPELESS = (2, 3, 4, 6)  # exit codes of what another start does not mend: usage, model, device, damaged files
 _STOPPED = (130, 143)  # by a signal
@@ -204,7 +205,7 @@ def _task(words: list[str]) -> bytes:
         if "%" in word or "$(" in word:
             raise UsageError(f"the Task Scheduler replaces % and $( in '{word}'; use a name or folder without it")
     # Without a user the trigger is the logon of anybody, which administrators alone may register.
-    user = {"UserId": ntpath.expandvars(r"%USERDOMAIN%\%USERNAME%")}
+    user = {"UserId": _account()}
     trigger = {"LogonTrigger": {"Enabled": "true", **user}}
     principal = {"Principal": {**user, "LogonType": "InteractiveToken", "RunLevel": "LeastPrivilege"}}
     settings = {
@@ -220,6 +221,14 @@ def _task(words: list[str]) -> bytes:
     ElementTree.indent(root)
     content: bytes = ElementTree.tostring(root, "utf-16", xml_declaration=True)
     return content
+
+
+def _account() -> str:
+    """The user of this process, with the domain: over ssh the variable for that may have the workgroup."""
+    name, size = ctypes.create_unicode_buffer(512), ctypes.c_ulong(512)
+    if sys.platform == "win32":
+        ctypes.WinDLL("secur32").GetUserNameExW(_SAM_COMPATIBLE, name, ctypes.byref(size))
+    return name.value
 
 
 def _add_elements(parent: ElementTree.Element, content: Mapping[str, object]) -> None:

@@ -1,5 +1,6 @@
 """edgespec service, with an imitated systemctl, and what is written for each system."""
 
+import ctypes
 import json
 import os
 import plistlib
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -265,9 +267,18 @@ def test_a_task_of_windows_is_a_command_that_serve_takes(
 
 
 def test_a_task_of_windows_is_for_its_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("USERDOMAIN", "DESK")
+    class Secur32:
+        def __init__(self, name: str) -> None: ...
+        def GetUserNameExW(self, kind: int, name: Any, size: object) -> int:
+            name.value = r"DESK\Ann Lee"
+            return 1
+
+    manager = find_manager("win32")
+    monkeypatch.setenv("USERDOMAIN", "WORKGROUP")  # as OpenSSH has it
     monkeypatch.setenv("USERNAME", "Ann Lee")
-    root = ElementTree.fromstring(content(find_manager("win32"), (*ODD[:1], "serve")))
+    monkeypatch.setattr(ctypes, "WinDLL", Secur32, raising=False)
+    monkeypatch.setattr(sys, "platform", "win32")
+    root = ElementTree.fromstring(content(manager, (*ODD[:1], "serve")))
     users = {path: root.findtext(path, None, {"": TASKS}) for path in ("Triggers//UserId", "Principals//UserId")}
     assert users == dict.fromkeys(users, r"DESK\Ann Lee")  # otherwise only an administrator may register it
 
