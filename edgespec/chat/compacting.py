@@ -22,7 +22,9 @@ def begin_compacting(session: ChatSession) -> Reply:
     if len(session.conversation.rounds) < _FEWEST:
         raise UsageError(f"there is nothing to shorten yet; /compact wants at least {_FEWEST} messages")
     session.info("(summing up the conversation; Ctrl-C leaves it as it is)")
-    return session.conversation.stream(SUMMARY_REQUEST, response_format=None, stop=(), max_tokens=None)
+    return session.conversation.stream(
+        SUMMARY_REQUEST, response_format=None, stop=(), max_tokens=None, ends_loops=True
+    )
 
 
 @contextmanager

@@ -25,13 +25,15 @@ def find_setting(name: str) -> str:
 
 def format_settings(conversation: Conversation) -> list[str]:
     """One line for each setting, in the order of SETTINGS."""
-    stop = conversation.stop or ()
+    stop, ends_loops = conversation.stop or (), conversation.ends_loops
+    if ends_loops is None:
+        ends_loops = conversation.max_tokens in (None, -1)
     values = [
         *(getattr(conversation.sampling, name) for name in _SAMPLING),
         conversation.max_tokens or "-1 (no limit: until the context is full)",
         " ".join(map(repr, [stop] if isinstance(stop, str) else stop)) or "-",
         conversation.overflow,
-        "stop" if conversation.ends_loops else "keep",
+        "stop" if ends_loops else "keep",
     ]
     return [f"{name} {value}" for name, value in zip(SETTINGS, values, strict=True)]
 

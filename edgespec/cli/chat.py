@@ -161,7 +161,7 @@ def _chat(options: argparse.Namespace) -> int:
             sampling=_sampling(options, stated, engine),
             max_tokens=options.max_tokens,
             stop=options.stop,
-            ends_loops=(options.loops or ("stop" if options.max_tokens in (None, -1) else "keep")) == "stop",
+            ends_loops=None if options.loops is None else options.loops == "stop",
             response_format=wanted,
             tools=box.tools if box else None,
         )

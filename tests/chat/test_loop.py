@@ -29,6 +29,7 @@ from edgespec.chat.past_rounds import last_lines
 from edgespec.chat.plain import PlainPrinter, Waiting, is_plain
 from edgespec.chat.printer import OriginPrinter, TokenTexts
 from edgespec.chat.session import ChatSession
+from edgespec.chat.settings import apply_setting
 from edgespec.chat.status import Status, format_answer, format_report, format_status, reason_off
 from edgespec.decoding.tree import NO_DRAFT
 from edgespec.draft.costs import Gain
@@ -804,7 +805,18 @@ def test_a_summary_is_free_text_of_any_length_whatever_answers_have_to_be(
         session.engine, "stream", lambda sent, **limits: stated.update(limits) or stream(sent, **limits)
     )
     _follow(session, run_command(session, "/compact"))
-    names = ("schema", "response_format", "stop", "max_tokens")
-    assert [stated[name] for name in names] == [None, None, (), None]
+    names = ("schema", "response_format", "stop", "max_tokens", "ends_loops")
+    assert [stated[name] for name in names] == [None, None, (), None, True]
     assert conversation.rounds[0].answer == "In short."
     assert (conversation.stop, conversation.max_tokens) == (["short"], 1)
+
+
+def test_loops_are_ended_where_no_length_bounds_an_answer(tmp_path: Path) -> None:
+    conversation = ruled(tmp_path, {}).conversation
+    assert apply_setting(conversation, "loops") == "loops stop"
+    assert apply_setting(conversation, "max_tokens 40")
+    assert apply_setting(conversation, "loops") == "loops keep"
+    assert apply_setting(conversation, "max_tokens -1")
+    assert apply_setting(conversation, "loops") == "loops stop"
+    assert apply_setting(conversation, "loops keep")
+    assert apply_setting(conversation, "loops") == "loops keep"
