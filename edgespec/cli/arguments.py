@@ -6,7 +6,6 @@ import os
 import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -196,9 +195,7 @@ def model_home(
     measure_ranges: "MeasureRanges | None" = None,
 ) -> "edgespec.ModelHome":
     """The user's model home."""
-    from edgespec.config.config_file import default_home
-
-    return edgespec.ModelHome(default_home(), offline, info, open_decoder, measure_ranges)
+    return edgespec.ModelHome(edgespec.default_home(), offline, info, open_decoder, measure_ranges)
 
 
 def checked_name(key: str, value: str) -> str:
@@ -207,9 +204,7 @@ def checked_name(key: str, value: str) -> str:
     Raises EdgeSpecError: It names a model, a drafter or a device that does not exist, or is split within a path.
     """
     if key in ("device", "drafter-device"):
-        from edgespec import parse_device_name
-
-        parse_device_name(value)
+        edgespec.parse_device_name(value)
     if key == "home":
         return value and os.path.abspath(os.path.expanduser(value))
     if key not in ("model", "drafter"):
@@ -238,20 +233,6 @@ def _by_whole_paths(home: "edgespec.ModelHome", value: str, words: Sequence[str]
         return path or value
     parts = value.split(separators[0])
     return separators[0].join(_by_whole_paths(home, each, words, separators[1:]) for each in parts)
-
-
-def range_measurement(calibration: Path | None) -> "MeasureRanges":
-    """The function that runs a graph over prompts, from a file or our own, for an export in w8a16.
-
-    Raises:
-        DeviceUnavailable: ONNX Runtime is missing or does not load.
-        UsageError: The file cannot be read.
-    """
-    from edgespec.evaluation.prompts import own_prompts, read_prompts
-
-    edgespec.require_runtime()
-    prompts = own_prompts() if calibration is None else read_prompts(calibration, None)
-    return partial(edgespec.measure_ranges, prompts=[prompt.turns[0] for prompt in prompts])
 
 
 def print_result(options: Namespace, document: object, *lines: object) -> None:

@@ -70,16 +70,8 @@ def add_bench(parser: CommandParser) -> None:
     )
     add_options(parser)
     parser.show_first(
-        *(
-            "--prompts",
-            "--per-category",
-            "--max-tokens",
-            "--rounds",
-            "--compare",
-            "--resume",
-            "--html",
-            "--report",
-        ),
+        *("--prompts", "--per-category", "--max-tokens", "--rounds", "--compare"),
+        *("--resume", "--html", "--report"),
         *("--drafter", "--device", "--memory", "--offline", "--json"),
     )
     parser.set_defaults(run=bench)

@@ -89,17 +89,8 @@ def add_chat(parser: CommandParser) -> None:
     add_options(parser)
     _add_files_of_passes(parser)
     parser.show_first(
-        *(
-            "--prompt",
-            "--attach",
-            "--continue",
-            "--system",
-            "--think",
-            "--temperature",
-            "--max-tokens",
-            "--schema",
-        ),
-        *("--tools", "--drafter", "--device", "--no-history", "--offline", "--json"),
+        *("--prompt", "--attach", "--continue", "--system", "--think", "--temperature", "--max-tokens"),
+        *("--schema", "--tools", "--drafter", "--device", "--no-history", "--offline", "--json"),
     )
     parser.set_defaults(run=_chat, transcript=None)
 
@@ -302,12 +293,11 @@ def _names_model_sampling(options: argparse.Namespace) -> bool:
 def _find_continued(options: argparse.Namespace) -> Path | None:
     """The file of the conversation to continue. Raises UsageError: There is none."""
     from edgespec.chat.saved_chats import find_chat, find_latest
-    from edgespec.config.config_file import default_home
 
     given: Path | None = options.transcript
     if given or options.continues is None:
         return given
-    folder = default_home() / "chats"
+    folder = edgespec.default_home() / "chats"
     if options.continues:
         try:
             return find_chat(folder, options.continues).path
@@ -323,16 +313,14 @@ def _open_transcripts(
 ) -> tuple["AutosaveFile | None", "edgespec.Transcript | None"]:
     """The file that saves this conversation, and the one to continue, whose model is used unless one is named."""
     from edgespec.chat.files import AutosaveFile
-    from edgespec.config.config_file import default_home
 
     last = edgespec.Transcript.read(path) if path else None
     if last and last.model and options.model is options.parser.get_default("model"):
         options.model = model_home().current_name(last.model)
     if options.no_history:
         return None, last
-    return AutosaveFile(
-        default_home() / "chats", warn, path, lambda path: options.note("transcript", str(path))
-    ), last
+    chats = edgespec.default_home() / "chats"
+    return AutosaveFile(chats, warn, path, lambda path: options.note("transcript", str(path))), last
 
 
 def _print_aside(line: str) -> None:

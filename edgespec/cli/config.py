@@ -23,7 +23,6 @@ _DEFAULT = "default"
 
 
 def add_config(parser: CommandParser) -> None:
-    """Add the commands below config, and their arguments."""
     described = {
         "show": ("print every option, its value and where that comes from (the default action)", _show),
         "get": ("print the value of an option", _get),

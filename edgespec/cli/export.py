@@ -2,6 +2,7 @@
 
 import argparse
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,6 @@ from edgespec.cli.arguments import (
     add_options,
     model_home,
     print_result,
-    range_measurement,
 )
 from edgespec.cli.export_parts import (
     DRAFTER,
@@ -179,10 +179,19 @@ def _decoder_for_check(options: argparse.Namespace) -> "OpenDecoder | None":
 
 
 def _range_measurement(options: argparse.Namespace) -> "MeasureRanges | None":
-    """The function that runs a graph over prompts, which only w8a16 needs."""
+    """The function that runs a graph over prompts, from a file or our own, which only w8a16 needs.
+
+    Raises:
+        DeviceUnavailable: ONNX Runtime is missing or does not load.
+        UsageError: The file cannot be read.
+    """
     if "w8a16" not in (options.precision, options.drafter_precision):
         return None
-    return range_measurement(options.calibration)
+    from edgespec.evaluation.prompts import own_prompts, read_prompts
+
+    edgespec.require_runtime()
+    prompts = read_prompts(options.calibration, None) if options.calibration else own_prompts()
+    return partial(edgespec.measure_ranges, prompts=[prompt.turns[0] for prompt in prompts])
 
 
 def _export_pair(options: argparse.Namespace) -> None:

@@ -52,7 +52,6 @@ Help for a command: edgespec COMMAND --help. To set an option for good: edgespec
 exit codes: 0 done, 1 failure, 2 usage, 3 model missing or invalid, 4 device unavailable, 5 out of memory, \
 6 integrity refused, 7 context overflow, 130 interrupted"""
 
-
 # How each command adds its arguments; commands.toml has its line of help, and examples.
 _COMMANDS: dict[str, Callable[[CommandParser], None]] = {
     "chat": add_chat,

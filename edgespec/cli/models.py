@@ -23,7 +23,6 @@ _LONG_S = 1e9  # as far off as what is kept for good
 
 
 def add_models(parser: CommandParser) -> None:
-    """Add the commands below models, and their arguments."""
     described = {
         "list": ("list prepared models, and the names that can be pulled", _list),
         "pull": (

@@ -25,7 +25,6 @@ def _plan(options: argparse.Namespace) -> None:
 
 
 def add_pair(parser: CommandParser) -> None:
-    """Add the commands below pair, and their arguments."""
     check = parser.add_command(
         "check",
         "compare their tokens, and measure how much faster the drafter makes the target; without a drafter, rank "
@@ -52,11 +51,7 @@ def _pair_check(options: argparse.Namespace) -> None:
     elif (folder := home.pair_folder(options.target)) is not None:
         check = edgespec.check_pair(str(folder), **how)
     else:
-        _print_ranking(options, home, devices)
+        document = edgespec.ranking_document(edgespec.rank_for_model(home, options.target, **devices))
+        print_result(options, document, edgespec.ranking_in_words(document))
         return
     print_result(options, asdict(check), check.in_words())
-
-
-def _print_ranking(options: argparse.Namespace, home: "edgespec.ModelHome", devices: dict[str, str]) -> None:
-    document = edgespec.ranking_document(edgespec.rank_for_model(home, options.target, **devices))
-    print_result(options, document, edgespec.ranking_in_words(document))

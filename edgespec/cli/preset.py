@@ -2,7 +2,6 @@
 
 import argparse
 import os
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,6 @@ _LARGEST = 1 << 20  # bytes of a file
 
 
 def add_preset(parser: CommandParser) -> None:
-    """Add the commands below preset, and their arguments."""
     described = {
         "create": ("give a model with options a name, by which it is chatted with, served and loaded", _create),
         "list": ("list presets", _list),
@@ -123,7 +121,10 @@ def _stated(options: argparse.Namespace, presets: "PresetFolder") -> "Preset":
     if options.file:
         with explain_unreadable(options.file, "a Modelfile"):
             text = read_text(options.file, _LARGEST)
-        check = partial(_check_option, options.name)
+
+        def check(option: dict[str, Any]) -> None:
+            edgespec.check_preset(edgespec.Preset(name=options.name, model=options.name, options=option))
+
         stated, notes = read_modelfile(text, options.file, model_home().whole_path, check)
         for note in notes:
             info(note)
@@ -150,16 +151,10 @@ def _stated(options: argparse.Namespace, presets: "PresetFolder") -> "Preset":
     return preset.over(presets.find(preset.model))
 
 
-def _check_option(name: str, stated: dict[str, Any]) -> None:
-    """Raises UsageError: An option has a value that no preset can have."""
-    edgespec.check_preset(edgespec.Preset(name=name, model=name, options=stated))
-
-
 def _list(options: argparse.Namespace) -> None:
-    home = model_home()
+    home, lines = model_home(), []
     presets = home.presets
     document: dict[str, Any] = {}
-    lines = []
     for name in (names := presets.names()):
         try:
             preset = presets.read(name)
@@ -193,8 +188,8 @@ def _in_words(preset: "Preset") -> str:
 
 
 def _show(options: argparse.Namespace) -> None:
-    preset = model_home().presets.read(options.name)
-    path = model_home().presets.path / f"{preset.name}.toml"
+    presets = model_home().presets
+    preset, path = presets.read(options.name), presets.path / f"{options.name}.toml"
     document = {"name": preset.name, "path": str(path), **preset.document()}
     print_result(options, document, read_text(path, _LARGEST).rstrip())
 

@@ -49,7 +49,6 @@ def _serve(options: argparse.Namespace) -> int:
         _write_messages_to(options.log)
     import asyncio
 
-    from edgespec.config.config_file import default_home
     from edgespec.server.answers import Services
     from edgespec.server.app import make_app
     from edgespec.server.kept_prefixes import KeptPrefixes
@@ -60,10 +59,8 @@ def _serve(options: argparse.Namespace) -> int:
     from edgespec.server.serving import make_server, open_socket, run_server, url_of
 
     origins = parse_origins(options.allow_origin)
-    limits, names = (
-        Limits(num_tokens=None if options.max_tokens == -1 else options.max_tokens),
-        ModelNames(model_home(), options.model, options.context),
-    )
+    limits = Limits(num_tokens=None if options.max_tokens == -1 else options.max_tokens)
+    names = ModelNames(model_home(), options.model, options.context)
     with ExitStack() as opened:
         listening = opened.enter_context(open_socket(options.host, options.port))
         servers = edgespec.McpServers(*options.mcp, allow="all", report=info) if options.mcp else None
@@ -77,7 +74,7 @@ def _serve(options: argparse.Namespace) -> int:
             options.max_models,
             options.idle_timeout or None,
             _is_memory_short,
-            prefixes=KeptPrefixes(default_home() / "prefixes") if options.keep_prefix else None,
+            prefixes=KeptPrefixes(edgespec.default_home() / "prefixes") if options.keep_prefix else None,
         )
         services = Services.within(limits, names, host, tools)
         url = url_of(listening)

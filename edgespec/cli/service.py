@@ -39,7 +39,6 @@ _LINES = 50
 
 
 def add_service(parser: CommandParser) -> None:
-    """Add the commands below service, and their arguments."""
     described = {
         "install": ("have the server run whenever you are logged in, and start it now", _install),
         "start": ("start the server that is installed", _start),
