@@ -52,19 +52,20 @@ def _take_summary(session: ChatSession, asked: Round | None) -> None:
     last = before.messages[max(i for i, each in enumerate(before.messages) if each.role == "user") :]
     system = [message for message in before.messages if message.role == "system"]
     folded = (*system, Message("user", SUMMARY_REQUEST), Message("assistant", summary), *last)
-    conversation.restore(replace(before, messages=folded, num_dropped=0, cut_short=()))
-    if (num_folded := conversation.num_tokens) > num_before:
-        conversation.restore(before)
+    tools = conversation.tools or None
+    num_folded = conversation.engine.count(folded, thinking=conversation.thinking, tools=tools)
+    if num_folded > num_before:
         session.info(
             f"nothing has changed: the summary and your last message would take {num_folded} tokens, and the "
             f"whole conversation has {num_before}"
         )
         return
+    conversation.restore(replace(before, messages=folded, num_dropped=0, cut_short=()))
     session.start_new_file()
     session.before_compacting = before, *file
     session.save()
     session.info(
-        f"{num_before} tokens became {conversation.num_tokens}: the summary above, and your last message; "
+        f"{num_before} tokens became {num_folded}: the summary above, and your last message; "
         "/compact undo brings the whole conversation back"
     )
 

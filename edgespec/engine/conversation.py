@@ -88,6 +88,8 @@ class Conversation:
         self._is_answer = False  # and no reasoning where it has no mark: a person wrote it, or a format binds it
         self._replaced: _Answered | None = None  # what the current answer takes the place of
         self._asked: CallMessage | None = None  # calls that the last answer ended with, without results so far
+        # Of the round before the last one, until undo takes that back: num_dropped, num_tries, is_answer, asked.
+        self._before: tuple[int, int, bool, CallMessage | None] | None = None
         self._chunks: list[Chunk] = []  # of the current answer, filled by its reply
         self._reply: Callable[[], Reply | None] = lambda: None  # which fills it, weakly
         self._lock = RLock()  # held while a message is added or taken back
@@ -160,7 +162,10 @@ class Conversation:
         require_kind("begun", begun, str, "a text")
         with self._lock:
             self._require_idle()
-            return self._begin([*self._rounds, Round(text, None)], 0, options, begun, is_answer=bool(begun))
+            before = self._num_dropped, self._num_tries, self._is_answer, self._asked
+            reply = self._begin([*self._rounds, Round(text, None)], 0, options, begun, is_answer=bool(begun))
+            self._before = before
+            return reply
 
     @lists_options
     def say(self, text: str, **options: Unpack[ReplyOptions]) -> Completion:
@@ -294,8 +299,10 @@ class Conversation:
             if not self._rounds:
                 return None
             self._take_made()
-            removed = self._rounds[-1]
+            removed, before = self._rounds[-1], self._before
             self._cut(len(self._rounds) - 1)
+            if before:
+                self._num_dropped, self._num_tries, self._is_answer, self._asked = before
             return removed
 
     def redo(self, removed: Round) -> None:
@@ -373,7 +380,7 @@ class Conversation:
             self._rounds, self._num_dropped = rounds, num_dropped
             self._num_tries, self._begun, self._chunks, self._reply = 0, "", [], lambda: None
             self._is_answer = False
-            self._asked = self._replaced = None
+            self._asked = self._replaced = self._before = None
 
     def _require_idle(self) -> None:
         """Take what was read of an answer that its reader let go; raises UsageError: one is being read."""

@@ -691,13 +691,14 @@ def test_a_summary_that_is_longer_than_the_conversation_changes_nothing(session:
     session.info = said.append
     for text in ("the", "in"):
         answer(session, text)
+    session.conversation.retry().completion()
     before = session.conversation.messages
     session.conversation.max_tokens = 120
     chunks = [*begin_compacting(session)]
     with compacting(session):
         session.record((*chunks[:-1], replace(chunks[-1], finish_reason="stop")))
     assert "nothing has changed: the summary and your last message would take" in said[-1]
-    assert session.conversation.messages == before
+    assert (session.conversation.messages, session.conversation._num_tries) == (before, 1)
 
 
 def ruled(folder: Path, script: dict[str, Any]) -> ChatSession:

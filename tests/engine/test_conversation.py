@@ -87,6 +87,29 @@ def test_retry_takes_the_next_seed_and_the_place_of_the_answer() -> None:
     assert contents(conversation.messages)[-1] == "5: two"
 
 
+def test_a_message_that_is_taken_back_leaves_everything_as_it_was() -> None:
+    conversation, engine = talk(40, overflow="drop-oldest", sampling=SamplingParams(seed=5))
+
+    def send_and_undo() -> None:
+        with conversation.stream("long " * 13) as reply:
+            assert reply.dropped
+        conversation.undo()
+
+    for text in ("message number one", "message number two", "three"):
+        answer(conversation, text)
+    assert [*conversation.retry()]
+    send_and_undo()
+    assert conversation.num_dropped == 0
+    assert [*conversation.retry()]
+    assert conversation.rounds[-1].answer == "7: three"
+    conversation.rewrite("<think></think>No.")
+    conversation.rewrite("Yes,")
+    engine.reasons = True
+    send_and_undo()
+    conversation.go_on().close()
+    assert engine.begun == "Yes,"
+
+
 def test_undo_takes_back_a_round_and_then_there_is_none() -> None:
     conversation, _ = talk()
     answer(conversation, "one")

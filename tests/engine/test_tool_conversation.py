@@ -121,6 +121,8 @@ def test_results_that_do_not_fit_are_not_given() -> None:
     with pytest.raises(ContextOverflow):
         conversation.give_results(["word " * 20])
     assert conversation.rounds == before
+    conversation.stream("talk").close()
+    conversation.undo()
     assert conversation.give_results(["sunny in Rome"]).completion().text == "It is sunny."
 
 
