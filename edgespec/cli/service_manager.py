@@ -224,10 +224,17 @@ def _task(words: list[str]) -> bytes:
 
 
 def _account() -> str:
-    """The user of this process, with the domain: over ssh the variable for that may have the workgroup."""
+    """The user of this process, with the domain: over ssh the variable for that may have the workgroup.
+
+    Raises UsageError: Windows does not say.
+    """
     name, size = ctypes.create_unicode_buffer(512), ctypes.c_ulong(512)
     if sys.platform == "win32":
         ctypes.WinDLL("secur32").GetUserNameExW(_SAM_COMPATIBLE, name, ctypes.byref(size))
+        if not name.value:
+            raise UsageError(
+                "Windows names no account for this session; log on as the service's user, and try again"
+            )
     return name.value
 
 

@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from edgespec import UsageError
 from edgespec.cli import service_manager
 from edgespec.cli.main import command_parser, main
 from edgespec.cli.service_manager import ServiceManager, ServiceProgram, find_manager
@@ -270,17 +271,20 @@ def test_a_task_of_windows_is_for_its_user_alone(monkeypatch: pytest.MonkeyPatch
     class Secur32:
         def __init__(self, name: str) -> None: ...
         def GetUserNameExW(self, kind: int, name: Any, size: object) -> int:
-            name.value = r"DESK\Ann Lee"
-            return 1
+            name.value = account
+            return bool(account)
 
-    manager = find_manager("win32")
+    account, manager = r"DESK\Ann Lee", find_manager("win32")
     monkeypatch.setenv("USERDOMAIN", "WORKGROUP")  # as OpenSSH has it
     monkeypatch.setenv("USERNAME", "Ann Lee")
     monkeypatch.setattr(ctypes, "WinDLL", Secur32, raising=False)
     monkeypatch.setattr(sys, "platform", "win32")
     root = ElementTree.fromstring(content(manager, (*ODD[:1], "serve")))
     users = {path: root.findtext(path, None, {"": TASKS}) for path in ("Triggers//UserId", "Principals//UserId")}
-    assert users == dict.fromkeys(users, r"DESK\Ann Lee")  # otherwise only an administrator may register it
+    assert users == dict.fromkeys(users, account)  # otherwise only an administrator may register it
+    account = ""
+    with pytest.raises(UsageError, match="names no account"):
+        content(manager, (ODD[0], "serve"))
 
 
 def test_a_drafter_of_the_environment_is_written_as_a_whole_path(
