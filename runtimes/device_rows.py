@@ -25,8 +25,7 @@ def with_chosen_rows(graph: Path, signature: Signature, *, by_argmax: bool) -> b
 
     None where the file is not laid out as an export is. Its weights stay in their file.
 
-    Args:
-        by_argmax: Find the likeliest token by ArgMax.
+    by_argmax: Find the likeliest token by ArgMax.
     """
     import onnx  # 0.15 s, and only folders for a GPU need it
     from onnx import TensorProto, helper

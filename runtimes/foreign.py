@@ -50,8 +50,7 @@ OTHERS = "what past_present_share_buffer in its configuration says; build the fo
 def probe(decoder: Decoder, stated: str = OTHERS) -> None:
     """Run some tokens at once and again after a wrong turn: with a wrongly stated cache the rows differ.
 
-    Args:
-        stated: Where the cache is stated, and what to do.
+    stated: Where the cache is stated, and what to do.
 
     Raises ManifestError: The rows differ by more than rounding.
     """

@@ -133,8 +133,7 @@ class Features:
     def num_known(self, tokens: TokenIds, *, is_last: bool = False) -> int:
         """How many of the first tokens have known hidden states.
 
-        Args:
-            is_last: It is enough that the last of them has one.
+        is_last: It is enough that the last of them has one.
         """
         if len(self.skipped) < self.first and not is_last:
             return 0
@@ -143,8 +142,7 @@ class Features:
     def read(self, tokens: TokenIds, start: int, num_rows: int | None = None) -> States:
         """States of tokens from `start` on, as far as they are known, [num_known - start, state_size].
 
-        Args:
-            num_rows: Give no more rows than these.
+        num_rows: Give no more rows than these.
         """
         whole, slot = append(self.skipped, tokens), len(self.skipped) + start
         rows = self._store.read(whole, slot, self._head.target_layers, num_rows)

@@ -71,8 +71,7 @@ class JoinedSession:
     def __init__(self, session: Any, manifest: Manifest, num_parts: int, *, is_exact: bool) -> None:
         """Bind nothing yet.
 
-        Args:
-            is_exact: Rows are those of a pass alone, to the bit, by the rule in row_proofs.py.
+        is_exact: Rows are those of a pass alone, to the bit, by the rule in row_proofs.py.
         """
         self._session, self._manifest, self.num_parts = session, manifest, num_parts
         kv, ort = manifest.kv_cache, import_onnxruntime()

@@ -63,8 +63,7 @@ class PassShapes(NamedTuple):
     def num_read(self, num_prompt: int, num_unwanted: int, context_length: int) -> int:
         """How many of the first tokens of a text are read in passes of read_width.
 
-        Args:
-            num_unwanted: How many tokens there are before the first one whose row is wanted.
+        num_unwanted: How many tokens there are before the first one whose row is wanted.
         """
         # At the end of the context a pass runs tokens before it again, which must be of its own width.
         return max(0, min(num_prompt - 1, num_unwanted, context_length - self.rows[0])) if self.read_width else 0
@@ -109,8 +108,7 @@ def _pad(start: int, stop: int, width: int, num_given: int, context_length: int)
 def choose_shapes(seconds_of: SecondsOf, widest: int) -> PassShapes | None:
     """The widths that pay on a device; None where padding would cost as much as it computes.
 
-    Args:
-        widest: The widest pass that the device computes rightly.
+    widest: The widest pass that the device computes rightly.
     """
     if seconds_of(1, 1) > _SLOW_S:
         return None
@@ -125,9 +123,8 @@ def choose_same_shapes(
 ) -> PassShapes | None:
     """The widths for deterministic mode: one for rows, and the one that reads prompts fastest.
 
-    Args:
-        reads_alike: Tells if what these read does not depend on where passes begin. Where no width is so, prompts
-            are read in the width of rows.
+    reads_alike: Tells if what these read does not depend on where passes begin. Where no width is so, prompts are
+        read in the width of rows.
     """
     if seconds_of(1, 1) > _SLOW_S:
         return None

@@ -209,8 +209,7 @@ _OPENVINO_DEVICES = {"cpu": "CPU", "gpu": "GPU", "npu": "NPU"}
 def kind_options(plugin: str, kind: Kind, *, is_emulated: bool) -> _Options:
     """Options for one device of a plugin, beside those that the plugin always gets.
 
-    Args:
-        is_emulated: The device is imitated by the processor: no clocks to raise, no memory to share.
+    is_emulated: The device is imitated by the processor: no clocks to raise, no memory to share.
     """
     if plugin == "qnn" and not is_emulated:
         return (*_QNN_REAL, QNN_SHARED_MEMORY)

@@ -46,8 +46,7 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
     def __init__(self, folder: HeadFolder, *, has_trees: bool = False, **options: Unpack[SessionOptions]) -> None:
         """Load the graphs; raises as open_session does.
 
-        Args:
-            has_trees: Run trees, over the graph that takes positions and a mask; raises as tree_manifest.
+        has_trees: Run trees, over the graph that takes positions and a mask; raises as tree_manifest.
         """
         super().__init__(folder, **options)
         manifest, device = folder.manifest, folder.device

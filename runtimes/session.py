@@ -146,8 +146,7 @@ def load_graph(
 ) -> Any:
     """An InferenceSession of a graph whose signature is not checked; raises as open_session does.
 
-    Args:
-        content: A graph made from that of the file, to load in its place; its weights lie beside the file.
+    content: A graph made from that of the file, to load in its place; its weights lie beside the file.
     """
     ort, cancel = import_onnxruntime(), options.get("cancel") or Cancel()
     attention = nullcontext() if options.get("has_flash_attention", True) else without_flash_attention()

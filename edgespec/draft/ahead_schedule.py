@@ -70,8 +70,7 @@ class AheadSchedule:
     def weigh(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler, min_gain: float) -> Promise | None:
         """Weigh the tokens that are ready; None where the lane is at rest in this round.
 
-        Args:
-            min_gain: What drafting ahead has to promise over plain decoding to begin.
+        min_gain: What drafting ahead has to promise over plain decoding to begin.
         """
         is_new_pace = self.plan and not 1 / _NEW_PACE < self.stats.step(self.plan) / self._planned_step < _NEW_PACE
         if is_new_pace or self._num_rounds >= self._next_plan + (0 if self._has_news else _QUIET_ROUNDS):

@@ -236,8 +236,7 @@ def marginal_times(times_s: Sequence[float], beside: Beside) -> list[float]:
     One more row pays if it yields more tokens in the time that it adds than the whole pass yields in that time. So
     the time that it adds counts in full; of the pass with one row of the text, the time per token of all texts.
 
-    Args:
-        times_s: Seconds of passes by all of their rows, from 1 on.
+    times_s: Seconds of passes by all of their rows, from 1 on.
     """
     first_s = times_s[beside.num_rows]
     token_s = first_s / (beside.num_tokens + 1)

@@ -56,9 +56,8 @@ SMALLEST = min(_YIELDS, key=lambda window: window.width)
 def best_window(costs: PassCosts, counts: Mapping[Key, tuple[float, float]] | None = None) -> Window | None:
     """The window that gains most at these costs of passes; None where none pays.
 
-    Args:
-        counts: Tokens accepted and judged in earlier answers. A window that gave more there counts as that; one
-            that gave less may have met other texts.
+    counts: Tokens accepted and judged in earlier answers. A window that gave more there counts as that; one that
+        gave less may have met other texts.
     """
     gains = {}
     for window, tokens in _YIELDS.items():

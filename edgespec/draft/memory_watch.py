@@ -154,8 +154,7 @@ class MemoryWatch:
     ) -> None:
         """Let a cache of the target grow for the next pass, while no other one does.
 
-        Args:
-            grow: Takes the memory of a cache for so many tokens at once: what is free counts it from then on.
+        grow: Takes the memory of a cache for so many tokens at once: what is free counts it from then on.
 
         Raises MemoryExhausted: There is no space, although relieve has freed what it can.
         """

@@ -181,8 +181,7 @@ class ModelDrafter(Drafter):
     ) -> list[Guess]:
         """The next token after each of tips, from one pass of a tree decoder over what it has run, and tips.
 
-        Args:
-            tips: Nodes of a tree after tokens that nothing was drafted after; -1 for the text.
+        tips: Nodes of a tree after tokens that nothing was drafted after; -1 for the text.
         """
         run = [*tree.run, *(tip for tip in tips if tip >= 0)]
         places, tree = [run.index(tip) if tip >= 0 else -1 for tip in tips], tree.select(run)

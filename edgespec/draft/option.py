@@ -24,8 +24,7 @@ from edgespec.types import Sampler, TokenIds
 def expected_tokens(rates: Iterable[float]) -> list[float]:
     """Tokens that a pass yields by the number that is drafted: 1, 1 + a₁, 1 + a₁ + a₁a₂, …
 
-    Args:
-        rates: The chance aᵢ that drafted token i is accepted if all before it were.
+    rates: The chance aᵢ that drafted token i is accepted if all before it were.
     """
     return list(accumulate(accumulate(rates, mul), initial=1.0))
 

@@ -118,8 +118,7 @@ def best_pipelined(
 ) -> AheadPlan:
     """The best plan of the pipelined or hedged schedule; arguments as of pipelined_rate.
 
-    Args:
-        fixed: The length of all drafts, which are waited for; None for the best one.
+    fixed: The length of all drafts, which are waited for; None for the best one.
     """
     waits, lengths = _plans(longest) if fixed is None else (np.array([fixed]), np.array([fixed]))
     if not len(waits):
@@ -183,9 +182,8 @@ def _cycles(
 ) -> tuple[_Floats, _Floats]:
     """Tokens, and the time that they take, from a start with so many ready to the next start, for each plan.
 
-    Args:
-        is_whole: Nothing that is half done outlives a pass, and no step that is nearly done is counted on: hedging
-            by plans that did so took 2 to 5 % more time than they foresaw.
+    is_whole: Nothing that is half done outlives a pass, and no step that is nearly done is counted on: hedging by
+        plans that did so took 2 to 5 % more time than they foresaw.
     """
     longest = len(tables.passes) - 1
     tokens, taken, chance = np.zeros(len(waits)), np.zeros(len(waits)), np.ones(len(waits))

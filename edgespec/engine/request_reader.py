@@ -69,9 +69,7 @@ class RequestReader:
     ) -> Request:
         """The request; raises what Engine.stream raises before any work.
 
-        Args:
-            open_drafters: The names of those that may draft.
-            target_context: The most tokens that the target takes, which may be fewer than the encoder's.
+        target_context: The most tokens that the target takes, which may be fewer than the encoder's.
         """
         try:
             return self._read(prompt, options, open_drafters, target_context)

@@ -53,9 +53,7 @@ _DISK_RESERVE_BYTES = 2 << 30
 def prefers_half_floats(source: Path, usual: str, folder: Path, gpu_bytes: int, report: Report) -> bool:
     """True if a source is prepared in fp16 for a GPU, and not in its usual precision; says what decides.
 
-    Args:
-        folder: Where models are prepared.
-        gpu_bytes: The memory of the GPU.
+    folder: Where models are prepared.
 
     Raises as plan_model does.
     """

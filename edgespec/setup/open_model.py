@@ -273,8 +273,7 @@ def open_drafter(
 ) -> Decoder:
     """Open a drafter over its own vocabulary.
 
-    Args:
-        hidden_states: Those that the target's decoder keeps, for a drafting head.
+    hidden_states: Those that the target's decoder keeps, for a drafting head.
 
     Raises:
         Cancelled: The loading was cancelled.

@@ -115,8 +115,7 @@ def resolve(wish: Wish, refused: Mapping[str, EdgeSpecError] = MappingProxyType(
 
     What can be known before fetching and exporting is checked before.
 
-    Args:
-        refused: Devices that auto has taken before and that did not run their model.
+    refused: Devices that auto has taken before and that did not run their model.
 
     Raises:
         DeviceUnavailable: A device cannot be used, or a model folder is not in a form for it.

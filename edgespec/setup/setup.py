@@ -154,8 +154,7 @@ def lookahead_window(
 
     It never pays where passes run no trees: in deterministic mode each branch has a pass of its own.
 
-    Args:
-        length: Tokens of a draft, if fixed.
+    length: Tokens of a draft, if fixed.
 
     Raises ManifestError: A user asks for it and the target cannot run trees.
     """
