@@ -37,7 +37,6 @@ class Layer:
 
     @property
     def attends(self) -> bool:
-        """True if it has attention."""
         return self.has_both or not (self.convolved or self.recurrent)
 
 

@@ -56,8 +56,6 @@ def written_bytes(
 
 
 class _AnyRange(dict[str, Range]):
-    """A range for every name."""
-
     def __missing__(self, name: str) -> Range:
         return Range(-1.0, 1.0)
 

@@ -244,7 +244,6 @@ class OnnxDecoder(Decoder, Cache, Forks):
 
     @property
     def _states(self) -> RecurrentStates | None:
-        """The states of recurrent layers; None of a model that has none."""
         cache = self._passes.cache
         return cache.states if isinstance(cache, SharedCache) else None
 

@@ -83,7 +83,6 @@ class _Kind(NamedTuple):
 
     @property
     def matrix_bytes(self) -> int:
-        """Bytes of a matrix that is read."""
         if self.bits is None:
             return _SIZE * _SIZE * self.item_bytes
         return _SIZE * _SIZE // _BLOCK * (_BLOCK * self.bits // 8 + self.item_bytes)

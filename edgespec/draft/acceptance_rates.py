@@ -108,7 +108,6 @@ class AcceptanceRates:
         return found[bucket] if found and bucket in found else self._find(source, bucket)
 
     def rates(self, source: str, buckets: Sequence[int]) -> list[float]:
-        """The rate of each bucket."""
         found = self._found.setdefault(source, {})
         return [found[bucket] if bucket in found else self._find(source, bucket) for bucket in buckets]
 

@@ -34,7 +34,6 @@ _EMPTY = np.zeros(0, np.int32)
 
 
 def answers_file(folder: Path, model: str, vocab_sha256: str) -> Path:
-    """The file in a folder that has the answers of a model, by its name and its vocabulary."""
     key = hashlib.sha256(f"{model}\n{vocab_sha256}".encode()).hexdigest()[:16]
     return folder / f"{key}.tokens"
 

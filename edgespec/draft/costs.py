@@ -45,7 +45,6 @@ class ContextCosts(NamedTuple):
         return cls(base, tuple(np.interp(range(_WIDEST + 1), widths, known).tolist()))
 
     def padded(self, widths: Sequence[int]) -> "ContextCosts":
-        """The costs of passes that are padded to widths."""
         last = len(self.added) - 1
         known = [self.added[min(run_width(width, widths), last)] for width in range(last + 1)]
         return self._replace(added=tuple(known))
@@ -222,7 +221,6 @@ class PassCosts:
         return known[-1] + self._row * (self._run_width(width) - self._run_width(len(known)))
 
     def _ratios(self, num_widths: int) -> list[float]:
-        """_ratio of each width from 1 on."""
         beyond = range(len(self._listed) + 1, num_widths + 1)
         return self._listed[:num_widths] + [self._ratio(width) for width in beyond]
 

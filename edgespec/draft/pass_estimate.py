@@ -93,7 +93,6 @@ class PassEstimate:
         return sqrt(max(0.0, float(weights @ self._cov @ weights)))
 
     def observe(self, width: int, taken_s: float) -> None:
-        """Learn from a pass."""
         i = min(width, NUM_WIDTHS) - 1
         cov = self._cov
         cov += self._drift

@@ -243,7 +243,6 @@ class DrafterPool:
             self._idle_watch.close()
 
     def _lanes(self) -> list[Lane]:
-        """The lanes of the models that are open."""
         return [model.lane for model in list(self._models.values())]
 
     def _guard(self, drafter: Drafter) -> GuardedDrafter:

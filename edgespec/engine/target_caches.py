@@ -340,7 +340,6 @@ def _serve(decoder: Decoder, caller: Caller) -> None:
 
 
 def answer_decoder(caches: TargetCaches, target: Decoder, ticket: Ticket, prompt: TokenIds) -> Decoder:
-    """The target for one answer."""
     if caches.num_caches == 1:
         return OnlyCache(target, ticket.caller)
     ticket.choose = partial(caches.choose, prompt)

@@ -118,8 +118,6 @@ class Figures(TypedDict, total=False):
 
 
 class Category(Figures):
-    """The figures of a category of prompts."""
-
     plain_tokens_per_second: Figure
     speculative_tokens_per_second: Figure
     ratio: Figure

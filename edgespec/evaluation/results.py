@@ -230,7 +230,6 @@ def _prompt_ratios(turns: Sequence[TurnRecord]) -> list[PromptRatio]:
 
 
 def peer_key(name: str, way: str) -> str:
-    """The name of a peer in one of its ways to decode."""
     return f"{name} ({way})"
 
 

@@ -53,8 +53,6 @@ class WeightsSize(NamedTuple):
 
 
 class MemoryEstimate(NamedTuple):
-    """The memory that a model takes."""
-
     weights_bytes: int  # resident memory of the weights as kernels want them, and of the session
     address_bytes: int  # address space of weights and session, where mapped files count as a whole
     kv_cache_bytes: int  # for the context that is foreseen

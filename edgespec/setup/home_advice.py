@@ -26,8 +26,6 @@ Failure = TypeVar("Failure", bound=Exception)
 
 @dataclass(frozen=True, slots=True)
 class HomeAdvice:
-    """Advice on the models of a home."""
-
     home: "ModelHome"
 
     def on_damage(self, folder: Path, error: Failure) -> Failure:

@@ -101,7 +101,6 @@ def is_reachable(url: str, timeout_s: float) -> bool:
 
 
 def file_url(repository: str, revision: str, name: str) -> str:
-    """The address of a file of a repository at a revision."""
     from huggingface_hub import constants
 
     return f"{constants.ENDPOINT}/{repository}/resolve/{revision}/{quote(name)}"

@@ -74,7 +74,6 @@ def find_pulled(name: str) -> PulledModel:
 
 
 def _manifests() -> Iterator[tuple[Path, Path]]:
-    """The folders of manifests, and each manifest below."""
     own = os.environ.get("OLLAMA_MODELS")
     for place in [own] if own else _PLACES:
         folder = Path(place).expanduser() / "manifests"

@@ -109,8 +109,6 @@ _SIGNAL_S = 0.2
 
 
 class ModelFolder(NamedTuple):
-    """A model folder and its manifest."""
-
     folder: Path
     manifest: Manifest
 

@@ -141,7 +141,6 @@ class _PairDocument:
 
 
 def is_pair(folder: Path) -> bool:
-    """True if a folder holds a pair, by its pair.json."""
     return (folder / FILE_NAME).is_file()
 
 

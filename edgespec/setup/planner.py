@@ -336,8 +336,6 @@ def decide(weighed: Sequence[Weighed], text_drafters: Sequence[str] = ("suffix",
 
 
 class DraftRates(NamedTuple):
-    """Acceptance rates of a drafter."""
-
     accepted: Sequence[float]  # that a drafted token is accepted if all before it were, by position
     prefetched: float  # that the outcome of a pass was prefetched, where not all was accepted
 

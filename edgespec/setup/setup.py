@@ -81,7 +81,6 @@ class Setup:
 
     @property
     def models(self) -> list[ModelFolder]:
-        """The drafter models."""
         return [model for chain in self.drafters for model in chain.models]
 
 

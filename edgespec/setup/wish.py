@@ -120,7 +120,6 @@ class Wish:
 
     @cached_property
     def names(self) -> DrafterNames:
-        """The drafters that are named."""
         return parse(self.drafter)
 
     @property

@@ -20,8 +20,6 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class FileRecord:
-    """The hash and the size of a file."""
-
     sha256: str
     bytes: Annotated[int, Meta(ge=0)]
 

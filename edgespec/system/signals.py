@@ -41,7 +41,6 @@ def clean_up_on_signals() -> Iterator[None]:
 
 
 def ignore_ctrl_c() -> None:
-    """Ignore further Ctrl-C in this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

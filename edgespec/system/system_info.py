@@ -34,7 +34,6 @@ def system_info() -> dict[str, str]:
 
 @cache  # the file has hundreds of kB on a machine of many cores
 def processor_name() -> str:
-    """The model name of the processor."""
     with suppress(OSError):  # Linux has it in this file alone
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):

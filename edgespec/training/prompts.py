@@ -82,7 +82,6 @@ class PromptWriter:
     """
 
     def __init__(self, encode: Callable[[Turns], Sequence[int] | TokenIds]) -> None:
-        """encode: Gives the tokens of a conversation."""
         self._encode = encode
         self._begin = self._before_turn([])
 

@@ -176,7 +176,6 @@ class TargetRun:
 
     @property
     def _answers_s(self) -> float:
-        """The seconds for answers, at most."""
         return _ANSWERS_SHARE * 60 * self.folder.options.minutes
 
     @property

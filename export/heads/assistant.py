@@ -61,13 +61,10 @@ class AssistantShape:
     num_chosen: int = 0
 
     def write_graphs(self, manifest: Manifest, tensors: Tensors, weights: WeightsFile, rule: Rule) -> Graphs:
-        """Write the weights, and give the graph by the file name in the manifest."""
         return {manifest.graph: _AssistantWriter(self, LayerWriter(self.config, tensors, weights, rule)).build()}
 
 
 class _AssistantWriter:
-    """Writes the graph."""
-
     def __init__(self, shape: AssistantShape, write: LayerWriter) -> None:
         self.shape, self.write, self.config = shape, write, shape.config
         self.op, self.ints, self.constant = write.op, write.ints, write.constant

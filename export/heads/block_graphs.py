@@ -78,7 +78,6 @@ class BlockShape:
     confidence_reads_token: bool = False
 
     def write_graphs(self, manifest: Manifest, tensors: Tensors, weights: WeightsFile, rule: Rule) -> Graphs:
-        """Write the weights, and give the graphs by the file names in the manifest."""
         head = manifest.head
         assert head is not None
         assert head.fuse_graph is not None

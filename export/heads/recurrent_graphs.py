@@ -54,7 +54,6 @@ class RecurrentShape:
     has_mask: bool = False
 
     def write_graphs(self, manifest: Manifest, tensors: Tensors, weights: WeightsFile, rule: Rule) -> Graphs:
-        """Write the weights, and give the graphs by the file names in the manifest."""
         assert manifest.head is not None
         graphs = {manifest.graph: self._build(LayerWriter(self.config, tensors, weights, rule))}
         if manifest.tree_graph is not None:
