@@ -26,11 +26,11 @@ _SWITCH = "enable_thinking"
 # Of Qwen's API, vLLM and llama.cpp.
 _BUDGETS = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens")
 _SEEDS = 1 << 64
+LEAST, _BACKGROUND = -10, -1  # priorities, of which 0 is that of persons
 _SAMPLING = {each.name for each in fields(SamplingParams)}
 # What Open WebUI asks for behind each answer, by the template that its questions have unless somebody edits them.
 _TASK, _HISTORY = "### Task:", "<chat_history>"
 _OUTPUTS = ('"title"', '"tags"', '"follow_ups"')
-
 
 TalkRequest = ChatRequest | ResponsesRequest
 
@@ -208,10 +208,6 @@ def _schema_of(stated: dict[str, Any] | str | None, field: str) -> Any:
         return json.loads(stated)
     except (ValueError, RecursionError) as error:
         raise wrong(field, f"is no JSON ({error}); give a schema") from None
-
-
-LEAST = -10
-_BACKGROUND = -1
 
 
 def priority_of(asked: SamplingFields) -> int:

@@ -2,6 +2,7 @@
 
 import secrets
 from codecs import getincrementaldecoder
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import isnan
 from time import time
@@ -91,12 +92,18 @@ class TextPlaces:
 
 def chat_logprobs(found: Sequence[TokenLogprob], words: TokenWords) -> dict[str, Any]:
     """The logprobs object of a choice of /v1/chat/completions."""
-    return {"content": [_entry(each, words) for each in found], "refusal": None}
+    return {"content": token_entries(found, words), "refusal": None}
 
 
 def token_entries(found: Sequence[TokenLogprob], words: TokenWords) -> list[dict[str, Any]]:
     """The list of tokens with their log-probabilities in an output text of /v1/responses."""
-    return [_entry(each, words) for each in found]
+    return [
+        {
+            **_plain(each.token_id, each.logprob, words),
+            "top_logprobs": [_plain(token, value, words) for token, value in each.top],
+        }
+        for each in found
+    ]
 
 
 def entries_of(
@@ -146,13 +153,6 @@ def _by_name(top: Sequence[tuple[int, float]], words: TokenWords) -> dict[str, f
         name = words.name(token)
         found.setdefault(_as_bytes(words.bytes_of(token)) if name in found else name, _finite(value))
     return found
-
-
-def _entry(each: TokenLogprob, words: TokenWords) -> dict[str, Any]:
-    return {
-        **_plain(each.token_id, each.logprob, words),
-        "top_logprobs": [_plain(token, value, words) for token, value in each.top],
-    }
 
 
 def _plain(token: int, logprob: float, words: TokenWords) -> dict[str, Any]:
@@ -240,8 +240,7 @@ def _by_drafter(answers: Sequence[Stats]) -> dict[str, dict[str, int]]:
 
 
 def _reason(answers: Sequence[Stats]) -> str | None:
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for stats in answers:
-        for reason, count in stats.undrafted.items():
-            counts[reason] = counts.get(reason, 0) + count
+        counts.update(stats.undrafted)
     return main_reason(counts)

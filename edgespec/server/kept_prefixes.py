@@ -120,7 +120,7 @@ class KeptPrefixes:
             for file in _files(folder)
         ]
         total = sum(file.num_bytes for file in found)
-        for file in sorted(found, key=_used_ns):
+        for file in sorted(found, key=lambda file: file.used_ns):
             if total + needed_bytes <= self.max_bytes:
                 return
             file.path.unlink(missing_ok=True)
@@ -164,7 +164,7 @@ def _worth_keeping(texts: Mapping[int, TokenIds]) -> dict[int, TokenIds]:
 def _texts_in(folder: Path) -> Sequence[_File]:
     """The kept texts in a folder, those used last first; without files that are being written."""
     whole = [file for file in _files(folder) if file.path.suffix == _SUFFIX and file.path.name[0] != "."]
-    return sorted(whole, key=_used_ns, reverse=True)
+    return sorted(whole, key=lambda file: file.used_ns, reverse=True)
 
 
 def _files(folder: Path) -> list[_File]:
@@ -185,7 +185,3 @@ def _entries(folder: Path) -> list[Path]:
         return [*folder.iterdir()]
     except OSError:  # it is not there yet, or no folder
         return []
-
-
-def _used_ns(file: _File) -> int:
-    return file.used_ns

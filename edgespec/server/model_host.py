@@ -278,7 +278,7 @@ class ModelHost:
             model for model in self._models.values() if all(lease.priority < priority for lease in model.leases)
         ]
         if lower and not any(lease.has_to_end.is_set() for model in lower for lease in model.leases):
-            for lease in min(lower, key=_used_s).leases:
+            for lease in min(lower, key=lambda model: model.used_s).leases:
                 lease.has_to_end.set()
 
     async def _load(self, name: str) -> Engine:
@@ -308,7 +308,8 @@ class ModelHost:
 
     def _least_used(self) -> HostedModel | None:
         """The idle model that was used longest ago."""
-        return min((each for each in self._models.values() if each.is_idle), key=_used_s, default=None)
+        idle = (each for each in self._models.values() if each.is_idle)
+        return min(idle, key=lambda model: model.used_s, default=None)
 
     def _expire_later(self, model: HostedModel) -> None:
         if model.expiry:
@@ -347,10 +348,6 @@ class ModelHost:
                 self.prefixes.keep(model.name, model.engine)
         finally:
             model.engine.close()
-
-
-def _used_s(model: HostedModel) -> float:
-    return model.used_s
 
 
 def _is_loaded(model: HostedModel) -> bool:

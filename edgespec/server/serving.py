@@ -41,12 +41,9 @@ def open_socket(host: str, port: int) -> socket.socket:
         )[0]
         opened = socket.socket(family, kind, protocol)
         try:
-            if hasattr(
-                socket, "SO_EXCLUSIVEADDRUSE"
-            ):  # Windows, where SO_REUSEADDR lets two programs share a port
-                opened.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
-            else:
-                opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # On Windows SO_REUSEADDR lets two programs share a port.
+            option = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
+            opened.setsockopt(socket.SOL_SOCKET, option, 1)
             opened.bind(address)
             opened.listen(128)
         except OSError:
@@ -125,10 +122,9 @@ class Server(uvicorn.Server):
 
 
 def make_server(app: ASGIApp, drain: Drain, limits: Limits, on_ready: Callable[[], None]) -> Server:
-    bounds = {"limits": limits}
     config = uvicorn.Config(
         app,
-        http=type("PatientProtocol", (_PatientProtocol,), bounds),  # uvicorn takes a class
+        http=type("PatientProtocol", (_PatientProtocol,), {"limits": limits}),  # uvicorn takes a class
         ws="none",
         loop="asyncio",
         lifespan="off",
