@@ -92,13 +92,13 @@ def find_paths(argument: str) -> list[Path]:
 
     Raises UsageError: one of them is missing.
     """
-    if _exists(path := _expand(argument)):
+    if _exists(path := expand_path(argument)):
         return [path]
     try:
         words = split_words(argument)
     except ValueError:  # a quote that is not closed
         words = [argument]
-    paths = [path for word in words for path in _matching(_expand(word))]
+    paths = [path for word in words for path in _matching(expand_path(word))]
     for path in paths:
         if not _exists(path):
             raise UsageError(f"there is no file {one_line(str(path), 200)}; nothing was attached")
@@ -112,7 +112,8 @@ def _matching(path: Path) -> list[Path]:
     return [Path(found) for found in sorted(glob.glob(str(path))) if os.path.isfile(found)] or [path]
 
 
-def _expand(name: str) -> Path:
+def expand_path(name: str) -> Path:
+    """The path of a name, in which ~ is a home folder. Raises UsageError: there is no such folder."""
     try:
         return Path(name).expanduser()
     except RuntimeError as error:

@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -19,7 +19,7 @@ from edgespec import (
     picture,
     svg_picture,
 )
-from edgespec.chat.attachments import Attachment, find_paths, join_message, read_attachment
+from edgespec.chat.attachments import Attachment, expand_path, find_paths, join_message, read_attachment
 from edgespec.chat.saved_chats import SUFFIX, export_text, free_name, running_mark
 from edgespec.chat.session import ChatSession
 from edgespec.system.console import print_stderr, warn
@@ -63,11 +63,6 @@ class TraceFile:
         replace_file(self._path, document.encode(), 0o666)
 
 
-def read_files(paths: Iterable[Path]) -> list[Attachment]:
-    """Raises UsageError: one of them cannot be attached."""
-    return [read_attachment(path) for path in paths]
-
-
 def add_files(session: ChatSession, files: Sequence[Attachment], report: Callable[[str], None]) -> None:
     """Attach files to the next message, in place of those of the same name; report takes a line for each.
 
@@ -93,7 +88,7 @@ def add_files(session: ChatSession, files: Sequence[Attachment], report: Callabl
 def attach(session: ChatSession, argument: str) -> None:
     """Attach the files of an argument; without one, list those that are attached."""
     if argument:
-        add_files(session, read_files(find_paths(argument)), session.info)
+        add_files(session, [*map(read_attachment, find_paths(argument))], session.info)
         return
     lines = [
         f"{number}  {file.name}: {_count(session, file)} tokens"
@@ -215,10 +210,7 @@ def parse_path(argument: str, name: str, example: str = "talk.jsonl") -> Path:
     """The path that follows a command. Raises UsageError: there is none, or it names no home folder."""
     if not argument:
         raise UsageError(f"/{name} needs a file name, for example /{name} {example}")
-    try:
-        return Path(argument).expanduser()
-    except RuntimeError as error:
-        raise UsageError(f"{argument}: {error}") from None
+    return expand_path(argument)
 
 
 def parse_new_path(session: ChatSession, argument: str, name: str, example: str) -> Path:

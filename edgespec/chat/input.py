@@ -273,6 +273,7 @@ class ChatInput:
 
         @keys.add("enter", filter=Condition(lambda: self.is_multi_line) & ~is_searching)
         @keys.add("escape", "enter", filter=Condition(lambda: not self.is_multi_line))
+        @keys.add("enter", filter=Condition(lambda: is_open_block(get_app().current_buffer.text)))
         @keys.add("c-j")
         def break_line(event: KeyPressEvent) -> None:
             event.current_buffer.newline(copy_margin=False)
@@ -285,9 +286,5 @@ class ChatInput:
                 event.key_processor.feed_multiple(self._type_ahead.take(), first=True)  # before keys typed since
             else:
                 app.exit(exception=KeyboardInterrupt, style="class:exiting")
-
-        @keys.add("enter", filter=Condition(lambda: is_open_block(get_app().current_buffer.text)))
-        def break_line_in_block(event: KeyPressEvent) -> None:
-            event.current_buffer.newline(copy_margin=False)
 
         return keys

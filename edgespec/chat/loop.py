@@ -86,11 +86,8 @@ def _answer_once(session: ChatSession, reply: Reply, *, as_json: bool) -> bool:
             answer = tuple(_save_regularly(session, reply))
         else:
             answer = _print_reply(session, reply, warn)
-            if (
-                reply.last
-                and not was_pressed()
-                and (reason := format_stop(reply.last.finish_reason, is_once=True))
-            ):
+            reason = format_stop(reply.last.finish_reason, is_once=True) if reply.last else ""
+            if reason and not was_pressed():
                 info(reason)
         session.record(answer)
     return was_pressed()
@@ -311,18 +308,16 @@ def _print_chunks(
     """Print chunks behind the text that an answer was given to begin with; return them."""
     is_open = session.opens_reasoning and not begun
     printer = _make_printer(session, stream or sys.stdout, is_open=is_open)
-    waiting = Waiting(sys.stdout, progress)
     seen: list[Chunk] = []
-    waiting.begin()
     try:
-        for chunk in chunks:
-            waiting.end()
-            if begun and not seen:
-                _print_begun(printer, begun, stream or sys.stdout)
-            seen.append(chunk)
-            printer.push(chunk)
+        with Waiting(sys.stdout, progress) as waiting:
+            for chunk in chunks:
+                waiting.end()
+                if begun and not seen:
+                    _print_begun(printer, begun, stream or sys.stdout)
+                seen.append(chunk)
+                printer.push(chunk)
     finally:
-        waiting.end()
         printer.end()
     return tuple(seen)
 
@@ -340,13 +335,11 @@ def _make_printer(session: ChatSession, stream: TextIO, *, is_open: bool) -> Pri
     if is_plain(sys.stdout) or session.view == "plain":
         return PlainPrinter(stream)
     # 0.1 s that a pipe can do without.
-    from edgespec.chat.printer import MarkdownPrinter, OriginPrinter, console_of
+    from edgespec.chat.printer import MarkdownPrinter, OriginPrinter, ThinkingPrinter, console_of
 
     console = console_of(stream)
     if session.view == "drafted":
         return OriginPrinter(console, session.engine.tokenizer)
-    from edgespec.chat.printer import ThinkingPrinter
-
     return ThinkingPrinter(MarkdownPrinter(console), console, session.thinking_view, is_open=is_open)
 
 

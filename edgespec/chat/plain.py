@@ -70,10 +70,14 @@ class Waiting:
         self._is_over = Event()
         self._thread = Thread(target=self._show_progress, name="progress", daemon=True)
 
-    def begin(self) -> None:
+    def __enter__(self) -> "Waiting":
         if self._stream.isatty() and not is_plain(self._stream):
             self._line.show("…")
             self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.end()
 
     def end(self) -> None:
         if self._line.text:

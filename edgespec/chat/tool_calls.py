@@ -94,12 +94,8 @@ def _run(session: ChatSession, box: ToolBox, call: ToolCall) -> str:
         session.info(said := f"there is no tool {call.name} any more")
         return f"error: {said}"
     waiting = Waiting(sys.stdout, lambda: f"{call.name} is running; Ctrl-C ends it")
-    with catch_ctrl_c(process.end_call) as was_pressed:
-        waiting.begin()
-        try:
-            result = process.run(call)
-        finally:
-            waiting.end()
+    with catch_ctrl_c(process.end_call) as was_pressed, waiting:
+        result = process.run(call)
     if was_pressed():
         session.info(f"{call.name} was ended; the model is told so")
         return _ENDED

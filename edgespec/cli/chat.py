@@ -110,7 +110,8 @@ def _add_files_of_passes(parser: CommandParser) -> None:
 
 
 def _chat(options: argparse.Namespace) -> int:
-    from edgespec.chat.files import TraceFile, add_files, read_files
+    from edgespec.chat.attachments import read_attachment
+    from edgespec.chat.files import TraceFile, add_files
     from edgespec.chat.first_model import load_first
     from edgespec.chat.loop import converse
     from edgespec.chat.saved_chats import take_prefix
@@ -123,7 +124,7 @@ def _chat(options: argparse.Namespace) -> int:
     _require_usable(options)
     continued = _find_continued(options)
     prompt = read_prompt(options)
-    files = read_files(options.attach) if not options.transcript else []  # sent before a crash
+    files = [*map(read_attachment, options.attach)] if not options.transcript else []  # sent before a crash
     wanted = read_schema(options.schema) if options.schema else None
     if wanted and prompt is None:
         raise UsageError("--schema answers one prompt; give it with --prompt or on stdin")

@@ -672,17 +672,14 @@ def test_progress_is_shown_on_a_terminal_and_erased(monkeypatch: pytest.MonkeyPa
         was_asked.set()
         return "reading"
 
-    waiting = Waiting(screen, progress)
-    waiting.begin()
-    assert was_asked.wait(60)
-    waiting.end()
+    with Waiting(screen, progress):
+        assert was_asked.wait(60)
     written = screen.getvalue()
     assert written.startswith("…\r \r… reading")
     assert written.endswith("… reading\r         \r")
     pipe = _Stream(is_terminal=False)
-    waiting = Waiting(pipe, progress)
-    waiting.begin()
-    waiting.end()
+    with Waiting(pipe, progress):
+        pass
     assert pipe.getvalue() == ""
 
 
