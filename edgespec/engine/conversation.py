@@ -379,7 +379,8 @@ class Conversation:
         with self._lock:
             self._rounds, self._num_dropped = rounds, num_dropped
             self._num_tries, self._begun, self._chunks, self._reply = 0, "", [], lambda: None
-            self._is_answer = False
+            # Reasoning that has no end was cut short, and calls come behind it.
+            self._is_answer = bool(rounds) and rounds[-1].cut_short in (None, "tool_calls")
             self._asked = self._replaced = self._before = None
 
     def _require_idle(self) -> None:

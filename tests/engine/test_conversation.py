@@ -526,6 +526,21 @@ def test_a_changed_answer_is_no_reasoning_unless_that_had_no_end() -> None:
     assert engine.begun == "Yes,"
 
 
+def test_what_is_restored_goes_on_within_the_reasoning_only_where_it_was_cut_short() -> None:
+    conversation, engine = talk()
+    engine.reasons = True
+    with conversation.stream("one") as reply:
+        next(reply)
+    conversation.restore(conversation.transcript())
+    conversation.go_on().close()
+    assert engine.begun == "<think>0: "
+    conversation.rewrite("so it is </think> No.")
+    conversation.rewrite("Yes,")
+    conversation.restore(conversation.transcript())
+    conversation.go_on().close()
+    assert engine.begun == "Yes,"
+
+
 def test_reasoning_goes_on_where_the_format_of_the_preset_is_left_out(tiny_model: Path, tmp_path: Path) -> None:
     template = "{{ messages[-1].content }}<|im_start|>assistant\n<think>\n{% if 1 %}{% endif %}"
     said = "<think>\nLet me see. It is so.\n</think>\n\nFour."
