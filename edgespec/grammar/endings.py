@@ -35,6 +35,10 @@ _ENDLESS = 1 << 16  # bytes, of values that cannot end
 _BRANCHING = {"enum", "pattern", "format", "minProperties", *_BOUNDS}
 _UNKNOWN = 40  # bytes, of an expression in a dialect that Python does not read
 _REPEATS = (_codes.MAX_REPEAT, _codes.MIN_REPEAT, _codes.POSSESSIVE_REPEAT)
+_LARGEST = 1e9  # of the bounds of numbers that are looked at
+_MAX_MATCH = 200  # characters; longer texts are made of the tokens that fit
+_CHARACTERS = 'a0 -_.,!Z~"#$%&()*+/:;<=>?@[]^`{|}\n\téßяλ中あ한ا😀'  # one of which most sets have
+_CATEGORIES = {_codes.CATEGORY_DIGIT: "0", _codes.CATEGORY_WORD: "a", _codes.CATEGORY_SPACE: " "}
 _MAX_ENDINGS = 1000
 _NAMED = re.compile(r"<\[(\d+)\]>")
 _SPECIAL = re.compile(r"<[^<>\s\"]+>")
@@ -132,9 +136,6 @@ def _bound(schema: Mapping[str, Any], name: str) -> float | None:
     return float(value)
 
 
-_LARGEST = 1e9
-
-
 def _literals(grammar: str) -> Iterator[str]:
     """The quoted texts of a grammar, its special tokens, and short matches of its regular expressions."""
     parts = [part for part, _ in lark_parts(grammar)]
@@ -158,9 +159,6 @@ def _matches(pattern: str) -> list[str]:
         return [_match_of(_parser.parse(pattern))]
     except (re.error, RecursionError, OverflowError, ValueError):
         return []
-
-
-_MAX_MATCH = 200  # characters; longer texts are made of the tokens that fit
 
 
 def _match_of(parsed: Any) -> str:
@@ -193,23 +191,16 @@ def _match_of_part(code: Any, argument: Any) -> str:
     raise _Unmatched(str(code))
 
 
-_CHARACTERS = 'a0 -_.,!Z~"#$%&()*+/:;<=>?@[]^`{|}\n\téßяλ中あ한ا😀'  # one of which most sets have
-_CATEGORIES = {_codes.CATEGORY_DIGIT: "0", _codes.CATEGORY_WORD: "a", _codes.CATEGORY_SPACE: " "}
-
-
 def _member_of(members: Any) -> str:
     """A character of a set; letters and digits rather than others."""
-    is_negated = members[0][0] is _codes.NEGATE
-    if is_negated:
+    if members[0][0] is _codes.NEGATE:
         pattern = re.compile(_set_text(members))
         if (found := next((each for each in _CHARACTERS if pattern.match(each)), None)) is None:
             raise _Unmatched("a set without any of the characters that are tried")
         return found
     code, argument = members[0]
-    if code is _codes.LITERAL:
-        return chr(argument)
-    if code is _codes.RANGE:
-        return chr(argument[0])
+    if code in (_codes.LITERAL, _codes.RANGE):
+        return chr(argument if code is _codes.LITERAL else argument[0])
     if code is _codes.CATEGORY and argument in _CATEGORIES:
         return _CATEGORIES[argument]
     raise _Unmatched(str(code))

@@ -183,9 +183,8 @@ def _num_states(parts: list[Any]) -> int:
     """States for all multipleOf in schemas; several that one number has to be a multiple of are multiplied."""
     schemas = [part for part in parts if isinstance(part, Mapping)]
     steps = [_digits_of(part["multipleOf"]) for part in schemas if "multipleOf" in part]
-    may_meet = any(
-        "allOf" in part or (len(part) > 1 and not _ALTERNATIVES.isdisjoint(part)) for part in schemas
-    )  # in one number
+    # Whether several bound one number.
+    may_meet = any("allOf" in part or (len(part) > 1 and not _ALTERNATIVES.isdisjoint(part)) for part in schemas)
     return lcm(*steps) if may_meet else sum(steps)
 
 

@@ -13,18 +13,12 @@ from edgespec.errors import FormatError
 MAX_DEPTH = 64
 _MAX_ASKED = 200  # schemas that are asked about one value
 _MAX_COMPARED = 8  # levels to which two schemas are compared
+_TYPES = frozenset({"object", "array", "string", "integer", "number", "boolean", "null"})
 SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 SINGLE = (
-    "items",
-    "additionalProperties",
-    "additionalItems",
-    "contains",
-    "not",
-    "if",
-    "then",
-    "else",
-    "propertyNames",
+    *("items", "additionalProperties", "additionalItems", "contains", "propertyNames"),
+    *("not", "if", "then", "else"),
 )
 # Formats of texts that llguidance ensures, and those that JSON Schema defines beside them. Any other is a note.
 ENSURED_FORMATS = frozenset(
@@ -37,7 +31,6 @@ _LACKING_FORMATS = frozenset(
     }
 )
 _PLAIN_IN_REFERENCES = "/~!$&'()*+,;=:@?"
-
 _IN_GRAMMAR = re.compile(r"%json\s*(?=[{\w])")
 
 Schema = Mapping[str, Any]
@@ -357,9 +350,6 @@ def _property(schema: Schema, name: str) -> Any:
     if isinstance(properties, Mapping) and name in properties:
         return properties[name]
     return True if schema.get("patternProperties") else schema.get("additionalProperties", True)
-
-
-_TYPES = frozenset({"object", "array", "string", "integer", "number", "boolean", "null"})
 
 
 def _types_of(schema: Schema) -> frozenset[str]:

@@ -13,16 +13,13 @@ from edgespec.system.text_files import decode_text, read_plain
 
 Matcher = Any  # llguidance.LLMatcher
 _NOTHING_FOLLOWS = "NoExtension"  # as the library calls a grammar that no token goes on with
-
+_MAX_BYTES = 64 << 20  # as of tokenizers anywhere
 # For each value of a byte of a bit mask the eight summands of logits: 0 where a bit is set, else −∞.
 _SUMMANDS = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"),
     np.float32(0),
     np.float32(-np.inf),
 ).astype(np.float32)
-
-
-_MAX_BYTES = 64 << 20  # as of tokenizers anywhere
 
 
 class GrammarVocabulary:

@@ -20,6 +20,7 @@ from edgespec.tools.tool_template import Render, ToolTemplate
 from edgespec.types import Role, TokenIds
 
 ROLES = get_args(Role)
+_MAX_BYTES = 16 << 20
 _NAMED = 400  # characters of ids that a message names
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of short ids of calls
 
@@ -103,9 +104,6 @@ def require_answerable(messages: Sequence[object]) -> None:
             )
 
 
-_MAX_BYTES = 16 << 20
-
-
 def read_template(path: Path) -> str:
     """Raises ManifestError: The file cannot be read or is not UTF-8."""
     try:
@@ -138,12 +136,13 @@ def encode_chat(
         ModelError: The template cannot be rendered.
     """
     mark = _unused_character("".join(_texts([messages, [tool.as_dict() for tool in tools], dict(switches or {})])))
-    spellings = tokenizer.special_tokens
     has_tools = tools or any(not isinstance(message, Message) for message in messages)
     how = find_tool_template() if has_tools else ToolTemplate()
 
     def escape(text: str) -> str:
-        return _escape(text, spellings, mark)
+        for token in tokenizer.special_tokens:
+            text = text.replace(token, token[0] + mark + token[1:])
+        return text
 
     names = names_for(how, messages, tools, escape)
     if template is None:
@@ -175,12 +174,6 @@ def _texts(value: Any) -> Iterable[str]:
         yield from chain.from_iterable(map(_texts, [*value, *value.values()]))
     elif isinstance(value, (list, tuple)):
         yield from chain.from_iterable(map(_texts, value))
-
-
-def _escape(content: str, special_tokens: Iterable[str], mark: str) -> str:
-    for token in special_tokens:
-        content = content.replace(token, token[0] + mark + token[1:])
-    return content
 
 
 def names_for(

@@ -93,9 +93,8 @@ class Tokenizer:
         """Raises ManifestError: The file is not a tokenizer, or is malicious."""
         self.path = path  # the tokenizer.json that was read
         self._tokenizer = open_tokenizer(path, ManifestError, "export the model again")
-        self._tokenizer.encode_special_tokens = (
-            True  # the library's option by which special tokens in a text stay text
-        )
+        # The library's option by which special tokens in a text stay text.
+        self._tokenizer.encode_special_tokens = True
         self._bos = [bos_token_id] if add_bos and bos_token_id is not None else []
         self._has_byte_tokens = self._tokenizer.token_to_id("<0x00>") is not None
         added = self._tokenizer.get_added_tokens_decoder()
@@ -263,16 +262,12 @@ class TextStream:
         self._header = self._begun = ""  # behind the mark of reasoning, and as far as it is there
 
     def _decode(self, tokens: Iterable[int]) -> str:
-        if not self._shown_special:
-            return self._tokenizer.decode(tokens)
         return self._tokenizer.decode(tokens, self._shown_special)
 
     def push(self, tokens: Iterable[int]) -> str:
         """The text that these tokens complete; empty while a character is incomplete."""
         if self._channels is None:
-            if not self._think_texts:
-                return self._push(tokens)
-            return "".join(map(self._text_of, tokens))
+            return "".join(map(self._text_of, tokens)) if self._think_texts else self._push(tokens)
         text, marks = "", self._tokenizer.channel_marks
         for token in tokens:
             if (mark := marks.get(int(token))) is None:

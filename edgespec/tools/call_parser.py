@@ -123,7 +123,9 @@ class CallParser:
         start = reader.at - num_read if start is None else start
         reader.mark = start
         try:
-            yield from self._frame(begin, end)
+            yield from reader.skip_space()
+            if (yield from self._bodies.read(self._format.body, begin, end)):
+                yield from self._skip_to_end(end)
         except (NoCall, EndOfText):
             if self.output.is_open:
                 yield from self._rest_of_call(end)
@@ -136,13 +138,6 @@ class CallParser:
                 yield from self._skip_to_end(end)
         finally:
             reader.mark = None
-
-    def _frame(self, begin: str, end: str) -> Reading[None]:
-        reader = self._reader
-        yield from reader.skip_space()
-        if not (yield from self._bodies.read(self._format.body, begin, end)):
-            return
-        yield from self._skip_to_end(end)
 
     def _skip_to_end(self, end: str) -> Reading[None]:
         """Leave out what stands between a call and the end of its frame, as where braces are missing or too many.

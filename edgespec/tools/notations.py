@@ -78,13 +78,10 @@ def _expressions(text: str) -> list[ast.expr]:
         lines = ast.parse(text.strip()).body
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"no Python: {error}") from None
-    return [_value_of(each) for each in lines]
-
-
-def _value_of(statement: ast.stmt) -> ast.expr:
-    if not isinstance(statement, ast.Expr):
+    found = [each.value for each in lines if isinstance(each, ast.Expr)]
+    if len(found) < len(lines):
         raise ValueError("a statement")
-    return statement.value
+    return found
 
 
 def parse_literal(text: str) -> Any:

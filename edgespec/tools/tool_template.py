@@ -34,11 +34,7 @@ _READS_THINKING_PARTS = r"""['"]thinking['"]"""
 _READS_REASONING = r"\b(?:thinking|thought|reasoning)\b"  # other names for it
 _VARIABLES = ("tools", "xml_tools")
 _RESPONSES = "tool_responses"  # of a message with calls, in the templates of Gemma 4
-_OBSERVATION, _CALLED = (
-    "observation",
-    "metadata",
-)  # the role of results and the name of a tool in those of GLM-4-0414
-
+_OBSERVATION, _CALLED = "observation", "metadata"  # of results, and a tool's name, in those of GLM-4-0414
 
 Render = Callable[..., str]
 """Renders a template, its argument, with names, its keywords. Raises what rendering raises."""
