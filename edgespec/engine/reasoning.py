@@ -164,10 +164,9 @@ def split_reasoning(text: str, *, is_open: bool | None = None) -> tuple[str, str
     if is_open is None:
         head, mark, rest = text.partition(CLOSE)
         line = head.rpartition("\n")[2]
-        is_text = (
-            line.endswith((" ", "(", "[", "{")) or head.count("`") % 2 or line[-1:] + rest[:1] in ("''", '""')
-        )
-        is_open = bool(mark) and OPEN not in head and not (line.strip() and is_text)
+        is_quoted = line.endswith((" ", "(", "[", "{")) or line[-1:] + rest[:1] in ("''", '""')
+        is_code = head.count("`") % 2 and rest.count("`") % 2  # reasoning may end in a block that is left open
+        is_open = bool(mark) and OPEN not in head and not (is_code or (is_quoted and line.strip()))
     stream = ReasoningStream(is_open=is_open)
     parts = [*stream.push(text), *stream.end()]
     return (

@@ -52,6 +52,7 @@ def test_reasoning_is_told_from_the_answer_and_every_character_kept(
         "a ('</think>') b",
         'a "</think>" b',
         "a:\n\n```python\nanswer = text.split('</think>')[-1]\n```\n\nb",
+        "a:\n\n```\nso it is\n</think>\n42\n```",
         "a:\n\n```python\nre.sub('.*</think> *', '', text)\n```\n\nb",
     ],
 )
@@ -60,7 +61,9 @@ def test_an_answer_about_the_mark_has_no_reasoning(text: str) -> None:
 
 
 @pytest.mark.parametrize("between", ["</think>", "\n</think>\n\n", "\n\n  </think>"])
-@pytest.mark.parametrize("reasoning", ["", "I say `a`.", 'I say "a"', "so\n```\na\n```"])
+@pytest.mark.parametrize(
+    "reasoning", ["", "I say `a`.", 'I say "a"', "so\n```\na\n```", "so\n```\na", "`a` is it`"]
+)
 def test_the_mark_alone_ends_reasoning(reasoning: str, between: str) -> None:
     assert split_reasoning(f"{reasoning}{between}b") == (reasoning, "b")
 
