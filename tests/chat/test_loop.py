@@ -538,7 +538,7 @@ def test_tokens_are_coloured_by_origin_with_a_legend() -> None:
     console = Console(file=stream, force_terminal=True, color_system="standard", width=80)
     pieces = ["a", " b", " c", "\n世界 "]
     tokenizer = SimpleNamespace(
-        decode=lambda tokens: "".join(pieces[token] for token in tokens),
+        decode=lambda tokens, shown: "".join(pieces[token] for token in tokens),
         channel_marks=(),
         think_texts={},
         ends_in_bytes=lambda tokens: False,
