@@ -216,19 +216,20 @@ def parse_path(argument: str, name: str, example: str = "talk.jsonl") -> Path:
 def parse_new_path(session: ChatSession, argument: str, name: str, example: str) -> Path:
     """The path of a file to write. Raises UsageError: a file is there already.
 
-    Only a file that was written from this conversation is written again.
+    Only a file that was written from this conversation, and not changed since, is written again.
     """
     path = parse_path(argument, name, example)
-    if path.absolute() not in session.written and has_content(path):
+    if has_content(path) and session.written.get(path.absolute()) != _fingerprint(path):
         shown = one_line(str(path), 200)
-        raise UsageError(f"{shown} is there already, and stays as it is; /{name}! {shown} writes over it")
+        found = "was changed by another program" if path.absolute() in session.written else "is there already"
+        raise UsageError(f"{shown} {found}, and stays as it is; /{name}! {shown} writes over it")
     return path
 
 
 def save_to(session: ChatSession, path: Path) -> None:
     """Write the conversation as JSON Lines. Raises EdgeSpecError: it cannot be written."""
     session.transcript().save(path)
-    session.written.add(path.absolute())
+    session.written[path.absolute()] = _fingerprint(path)
     session.info(f"{len(session.conversation.messages)} messages saved to {one_line(str(path), 200)}")
 
 
@@ -240,7 +241,7 @@ def export_to(session: ChatSession, path: Path) -> None:
     except (OSError, ValueError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise EdgeSpecError(f"cannot write {path}: {reason}") from None
-    session.written.add(path.absolute())
+    session.written[path.absolute()] = _fingerprint(path)
     session.info(f"{len(session.conversation.messages)} messages written to {one_line(str(path), 200)}")
 
 
@@ -249,7 +250,7 @@ def trace_to(session: ChatSession, path: Path) -> None:
     if session.last is None or not session.last.timeline:
         raise UsageError("there is no answer to trace yet")
     TraceFile(path).add(session.last.timeline)
-    session.written.add(path.absolute())
+    session.written[path.absolute()] = _fingerprint(path)
     session.info(
         f"saved to {one_line(str(path), 200)}; a browser shows .svg, chrome://tracing or Perfetto what is not"
     )

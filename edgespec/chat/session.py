@@ -59,7 +59,8 @@ class ChatSession:
     permit: Permit | None = None  # asks whether a tool may be run; None: nobody can be asked
     keeps_prefix: bool = False  # on the disk, when the chat is left
     downgrades: list[str] = field(default_factory=list)
-    written: set[Path] = field(default_factory=set)  # files that commands have written from this conversation
+    # The files that commands have written from this conversation, with the fingerprint of each.
+    written: dict[Path, tuple[int, int] | None] = field(default_factory=dict)
     listed: tuple[Path, ...] = ()  # the saved chats as the user saw them last, by their numbers
     attachments: list[Attachment] = field(default_factory=list)  # for the next message
     is_multi_line: bool = False

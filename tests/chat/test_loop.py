@@ -715,6 +715,23 @@ def ruled(folder: Path, script: dict[str, Any]) -> ChatSession:
     return session
 
 
+@pytest.mark.parametrize(("command", "name"), [("export", "talk.md"), ("save", "talk.jsonl")])
+def test_a_file_that_was_changed_since_it_was_written_stays_as_it_is(
+    tmp_path: Path, command: str, name: str
+) -> None:
+    session, path = ruled(tmp_path / "chats", {}), tmp_path / name
+    output(session, f"/{command} {path}")
+    written = path.read_bytes()
+    output(session, f"/{command} {path}")
+    assert path.read_bytes() == written
+    path.write_bytes(written + b"my own notes")
+    with pytest.raises(UsageError, match=f"{name} was changed by another program, .* /{command}! .* writes over"):
+        run_command(session, f"/{command} {path}")
+    assert path.read_bytes() == written + b"my own notes"
+    output(session, f"/{command}! {path}")
+    assert path.read_bytes() == written
+
+
 def test_compact_undo_leaves_what_another_chat_has_added_to_the_file_meanwhile(tmp_path: Path) -> None:
     session = ruled(tmp_path, {SUMMARY_REQUEST: ["In short."]})
     path, whole = session.file, session.conversation.messages
