@@ -43,7 +43,7 @@ _NUM_NAMED = 4  # differences named in a message; a wrong layer count alone make
 class SessionOptions(TypedDict, total=False):
     """How to open a graph, and to run it."""
 
-    num_threads: int | None  # threads of the host; all physical cores by default
+    num_threads: int | None  # threads of the host; by default all physical cores it may use
     shares_cores: bool  # another model uses these cores between passes
     cancel: Cancel | None  # ends the loading within milliseconds, or within a pass where a device is checked
     deterministic: bool  # rows are equal to the bit however tokens are cut into passes; for decoders alone

@@ -101,7 +101,7 @@ def load(
             prints. auto is the CPU, or on a machine with a GPU or an NPU the device that is measured to be
             fastest, and never an emulator.
         drafter_device: Where a drafter model runs.
-        num_threads: Threads of the target; by default all physical cores.
+        num_threads: Threads of the target; by default all physical cores that the process may use.
         drafter_threads: Threads of a drafter model; by default as many as the target has, or separate cores where
             these were measured to be faster.
         allow_fallback: Use the CPU where a named device cannot run the model; the figures' downgrades report it.

@@ -32,7 +32,7 @@ from edgespec.system.system_info import physical_cores
 class Placement:
     """The devices and threads that costs depend on.
 
-    num_threads: Threads of the host; None for all physical cores.
+    num_threads: Threads of the host; None for all physical cores it may use.
     drafter_threads: Threads of a drafter; None for the target's number, less one where that is all cores and the
         target is on another device.
     deterministic: Rows of the target do not depend on how a text is cut into passes.
