@@ -7,13 +7,7 @@ from typing import Any
 
 from edgespec.errors import SourceError, UsageError
 from edgespec.export.decoder_config import DecoderConfig, GateLimit, QueryGrowth
-from edgespec.export.families import (
-    FAMILIES,
-    GATED_EXPERTS,
-    Family,
-    family_of,
-    family_of_huggingface,
-)
+from edgespec.export.families import FAMILIES, GATED_EXPERTS, Family, family_of, family_of_huggingface
 from edgespec.export.rotary import plain_rotary, rotaries_from_huggingface, rotary_from_gguf
 from edgespec.export.routing import GGUF_KEYS, HUGGINGFACE_KEYS, routing_of
 from edgespec.export.settings import SourceSettings, UnreadLayout

@@ -83,9 +83,7 @@ class DeviceTrial:
         )
         if sound.max_width < WIDTHS[0] and not sound.is_cut_short:
             _log.warning(
-                "'%s' computes passes of more than %d tokens wrongly; longer ones are split",
-                name,
-                sound.max_width,
+                "'%s' computes passes of more than %d tokens wrongly; longer ones are split", name, sound.max_width
             )
         decoder.has_argmax = (
             self._names.best is not None

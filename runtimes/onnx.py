@@ -31,10 +31,7 @@ from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.decoding.pass_queue import Caller
 from edgespec.errors import ContextOverflow, MemoryExhausted, require_context
 from edgespec.manifest import Manifest
-from edgespec.runtimes.device_checks import (
-    DeviceChecks,
-    report_slow_check,
-)
+from edgespec.runtimes.device_checks import DeviceChecks, report_slow_check
 from edgespec.runtimes.device_rows import to_argmax
 from edgespec.runtimes.device_trial import DeviceTrial
 from edgespec.runtimes.devices import Device

@@ -153,12 +153,7 @@ class ModelDrafter(Drafter):
             text = append(text, [token])
 
     def _speculated(
-        self,
-        tokens: TokenIds,
-        num_tokens: int,
-        request: DraftRequest,
-        sampler: Sampler,
-        speculation: Speculation,
+        self, tokens: TokenIds, num_tokens: int, request: DraftRequest, sampler: Sampler, speculation: Speculation
     ) -> Generator[Guess, None, None]:
         """num_tokens drafted tokens one by one, for which others draft in turn."""
         own, policy = _TrimmedDecoder(self.decoder, self.vocab_size), speculation.policy(clock=self.clock)

@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from edgespec.config.config_file import default_home as default_home
 from edgespec.config.presets import PresetFolder
-from edgespec.errors import (
-    DeviceUnavailable,
-    ModelError,
-    UsageError,
-)
+from edgespec.errors import DeviceUnavailable, ModelError, UsageError
 from edgespec.manifest import FILE_NAME, Manifest, Origin, read_manifest
 from edgespec.memory.free_memory import total_memory
 from edgespec.setup import genai, ollama_models

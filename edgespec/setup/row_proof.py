@@ -64,11 +64,7 @@ def _cost(target: ModelFolder, placement: Placement) -> float:
 
 
 def settle_rows(
-    target: ModelFolder,
-    decoder: Decoder,
-    placement: Placement,
-    asked: bool | None,
-    report: Report,
+    target: ModelFolder, decoder: Decoder, placement: Placement, asked: bool | None, report: Report
 ) -> None:
     """Prove what an open target of a placement promises, unless that is known.
 
