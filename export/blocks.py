@@ -90,11 +90,6 @@ def _nibbles(raw: Bytes) -> Bytes:
     return np.concatenate([raw & 15, raw >> 4], axis=-1)
 
 
-def _fifth_bits(raw: Bytes) -> Bytes:
-    """32 bits stored little-endian, as 0 or 16 each."""
-    return np.unpackbits(raw, axis=-1, bitorder="little") * _16
-
-
 def split_minimum(bits: int, block_size: int, levels: Bytes, scales: Floats, minima: Floats) -> Blocks:
     """Blocks of w = scale · level + minimum; the minimum becomes the nearest zero point and an offset."""
     rows = levels.shape[0]
@@ -115,7 +110,8 @@ def _scaled(read: Callable[[Bytes], Bytes], has_minima: bool, block: Bytes) -> _
 
 
 def _five_bits(raw: Bytes) -> Bytes:
-    return _nibbles(raw[..., 4:]) | _fifth_bits(raw[..., :4])
+    """Fifth bits, 32 of them stored little-endian, then nibbles."""
+    return _nibbles(raw[..., 4:]) | np.unpackbits(raw[..., :4], axis=-1, bitorder="little") * _16
 
 
 def _k_scales(block: Bytes) -> tuple[Floats, Floats]:

@@ -42,10 +42,7 @@ class DeviceName:
 
 
 def parse_device_name(name: str) -> DeviceName:
-    """Parse a name; auto is the CPU.
-
-    Raises UsageError: It is no name of a device.
-    """
+    """Parse a name; auto is the CPU. Raises UsageError: It is no name of a device."""
     name = "cpu" if name.lower() == "auto" else name.lower()
     if name in BY_KIND:
         return DeviceName(None, cast(Kind, name), 0)

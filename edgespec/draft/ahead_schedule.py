@@ -174,10 +174,8 @@ class AheadSchedule:
             length = self._paying_length(plan.rate, length)
         step_s = self.stats.token * self.costs.pass_s(1)
         waited_s, timeout_s = max(0, length - num_ready) * step_s, None
-        if length == num_ready < max_length:
-            timeout_s = wait_for_step_s(step_s, ahead.running_s)
-            if timeout_s:
-                length, waited_s = length + 1, timeout_s
+        if length == num_ready < max_length and (timeout_s := wait_for_step_s(step_s, ahead.running_s)):
+            length, waited_s = length + 1, timeout_s
         alone_s = self.costs.pass_s(length + 1)
         beside_s = self._pass_beside_s(plan, max(length, num_ready), alone_s)
         rate = expected_tokens(self.rates.chain(length))[-1] / (beside_s + waited_s)

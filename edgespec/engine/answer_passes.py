@@ -62,13 +62,11 @@ class TextStop:
         if not self._strings:
             return text, False
         self._held += text
-        found = [at for string in self._strings if (at := self._held.find(string)) >= 0]
-        if found:
+        if found := [at for string in self._strings if (at := self._held.find(string)) >= 0]:
             shown, self._num_cut, self._held = self._held[: min(found)], len(self._held) - min(found), ""
             self.is_cut = True
             return shown, True
-        keep = self._num_undecided()
-        cut = len(self._held) - keep
+        cut = len(self._held) - self._num_undecided()
         shown, self._held = self._held[:cut], self._held[cut:]
         return shown, False
 

@@ -239,8 +239,7 @@ def make_learner(
         if manifest.head is not None and manifest.head.kind in _KINDS:
             file = LearnedFile(folder, domain)
             return IdleLearner(HeadLearner(file, report), _lock(file, report), report)
-    blocks = [model.manifest.name for model in models if model.manifest.head is not None]
-    if blocks:
+    if blocks := [model.manifest.name for model in models if model.manifest.head is not None]:
         why = f"{blocks[0]} drafts in blocks"
     elif unused is not None and unused.models[0].manifest.head is not None:
         folder = unused.models[0].folder.parent

@@ -7,7 +7,7 @@ from importlib import resources
 
 from edgespec.evaluation import figures
 from edgespec.evaluation.charts import Bar, Point, RangeBar, grouped_bars, lanes, pass_costs, position_bars, ranges
-from edgespec.evaluation.document import BenchDocument, PassFigures, RatioInterval, Summary
+from edgespec.evaluation.document import BenchDocument, PassFigures
 from edgespec.system.printable import one_line
 
 _NUM_PEER_STYLES = 5
@@ -75,17 +75,17 @@ def _gains(document: BenchDocument) -> list[RangeBar]:
     if len(known) > 1 and mean:
         interval = document.get("mean_ratio_interval")
         known.insert(0, ("mean of the categories", mean, interval, document.get("ratios")))
-    return [_gain(name, ratio, interval, found) for name, ratio, interval, found in known if found]
+    return [
+        RangeBar(name, ratio, *(interval or (ratio, ratio)), found["min"], found["max"])
+        for name, ratio, interval, found in known
+        if found
+    ]
 
 
 def _with_count(name: str, num_prompts: int | None) -> str:
     if not num_prompts:
         return name
     return f"{one_line(name, _CATEGORY_CHARACTERS)} ({num_prompts} prompt{'' if num_prompts == 1 else 's'})"
-
-
-def _gain(name: str, ratio: float, interval: RatioInterval, found: Summary) -> RangeBar:
-    return RangeBar(name, ratio, *(interval or (ratio, ratio)), found["min"], found["max"])
 
 
 def _speed_chart(document: BenchDocument) -> str:

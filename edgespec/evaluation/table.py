@@ -52,17 +52,13 @@ def _verdict_lines(document: BenchDocument) -> Iterator[str]:
     yield mean + (f" in {worst['category']}" if worst else "")
     if drafter := document.get("drafter"):
         yield f"speculative decoding with the drafter {drafter}"
-    for text in (figures.decided_text(document), figures.slower_prompts_text(document)):
-        if text:
-            yield text
+    yield from filter(None, (figures.decided_text(document), figures.slower_prompts_text(document)))
     if found := document.get("ratios"):
         half = figures.middle_half(found)
         yield f"median of {found['count']} answers {found['median']:.3f}; the middle half of them is within {half}"
     if ratio := document.get("ratio_in_passes"):
         yield f"counting only passes and drafts, without text and handover: {ratio:.3f}"
-    for text in (figures.texts_text(document), figures.setup_text(document)):
-        if text:
-            yield text
+    yield from filter(None, (figures.texts_text(document), figures.setup_text(document)))
 
 
 def _bracket(interval: RatioInterval) -> str:

@@ -37,10 +37,7 @@ from edgespec.setup.source_names import split_precision
 
 
 def forms_of(models: ModelHome, name: str, part: str) -> ModelForms:
-    """The forms of a model, or of a part of a pair.
-
-    Raises ModelError: There is no such model.
-    """
+    """The forms of a model, or of a part of a pair. Raises ModelError: There is no such model."""
     fixed, about = models.fixed_folder(name), cache(device_facts)
     pair = read_pair(fixed) if fixed else None
 

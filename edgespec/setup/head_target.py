@@ -87,8 +87,7 @@ def require_own_target(target: Manifest, drafters: Sequence[Manifest], text: str
             f"{name} was made for another vocabulary than that of {target.name}, and a drafting head needs its "
             f"own target's; use it with that target, or {remake}, with a head that was made for {target.name}"
         )
-    lacking = [layer for layer in head.target_layers if layer not in target.hidden_layers]
-    if lacking:
+    if not {*head.target_layers} <= {*target.hidden_layers}:
         given = f"those of {_list(target.hidden_layers)}" if target.hidden_layers else "none"
         raise ModelError(
             f"{name} reads the hidden states of layers {_list(head.target_layers)} of its target, and "

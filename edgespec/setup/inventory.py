@@ -161,9 +161,7 @@ class Inventory:
             if not (folder / FILE_NAME).is_file():
                 raise ModelError(f"{folder} is in the way: it is a link or no folder; move it away")
             return folder
-        if folder.parent != self.home.models:
-            return folder
-        if self._find_damage(folder) is None:
+        if folder.parent != self.home.models or self._find_damage(folder) is None:
             return folder
         if self.home.fixed_folder(model) is not None:
             model = self.home.advice.find_pulled(folder, form, **about) or model

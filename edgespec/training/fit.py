@@ -162,7 +162,10 @@ class Trainer:
         """
         began = saved = monotonic()
         compare_s = max(_COMPARE_S, limit_s / _NUM_COMPARISONS)
-        self._compare_first()
+        if self._saved is None:  # the weights at hand are saved then
+            self.compare()
+        else:
+            self._compare_saved(self._saved)
         last_s = limit_s / _NUM_COMPARISONS
         steps_s = max(limit_s / 2, limit_s - self._compare_s - self._last_compare_s(last_s))
         compared = monotonic()
@@ -198,13 +201,6 @@ class Trainer:
         import torch
 
         return [torch.tensor(weights[name], device=self.device) for name in self._weights if name != HEAD]
-
-    def _compare_first(self) -> None:
-        """Compare the weights that are saved; where there are none, those at hand, which are saved then."""
-        if self._saved is None:
-            self.compare()
-        else:
-            self._compare_saved(self._saved)
 
     def _last_compare_s(self, most_s: float) -> float:
         """The seconds that _compare_last takes, by what the comparison before it took."""

@@ -112,14 +112,10 @@ class StatesFile:
 
     def num_foreign(self, texts: Sequence[Text]) -> int:
         """How many of these texts have others, which were there before, in their place in the file."""
-        num_stored = self._num_stored(texts)
-        return len(self._read_hashes()[num_stored : len(texts)])
+        return len(self._read_hashes()[self._num_stored(texts) : len(texts)])
 
     def fill(self, texts: Sequence[Text], states_of: ReadStates, num_at_once: int = 1) -> None:
-        """Append the states of missing texts, so many at once.
-
-        Raises DiskFull: There is no room.
-        """
+        """Append the states of missing texts, so many at once. Raises DiskFull: There is no room."""
         missing = self.missing(texts)
         if not missing:
             return

@@ -6,7 +6,8 @@ MLP. Weights are those of the source in bf16, or in float32 where that is as fas
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from time import monotonic
+from functools import partial
+from timeit import repeat
 from typing import TYPE_CHECKING
 
 from edgespec import cores, free_memory
@@ -53,14 +54,8 @@ def faster_precision(device: str) -> str:
     times = {}
     for name, kind in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         a, b = torch.ones(256, 1024, dtype=kind), torch.ones(4096, 1024, dtype=kind)
-        times[name] = min(_product_s(a, b) for _ in range(5))
+        times[name] = min(repeat(partial(torch.matmul, a, b.T), repeat=5, number=1))
     return "bf16" if times["bf16"] < 0.7 * times["fp32"] else "fp32"
-
-
-def _product_s(a: "Tensor", b: "Tensor") -> float:
-    began = monotonic()
-    a @ b.T
-    return monotonic() - began
 
 
 def weights_bytes(source: LoadedSource, precision: str) -> int:

@@ -91,14 +91,10 @@ def can_copy_layer(source: LoadedSource) -> bool:
 
 def read_layers(source: LoadedSource, num_states: int) -> tuple[int, ...]:
     """The layers of the target whose states are stored: those that a head reads, and the joined one."""
-    size, joined = source.config.num_layers, joined_layer(source)
+    size = source.config.num_layers
+    joined = size - (2 if can_copy_layer(source) else 1)  # after which lies what the head's layer reads
     earlier = [joined - max(1, size // 4) * back for back in range(num_states - 2, 0, -1)]
     return (*(layer for layer in earlier if layer >= 0), joined, size)
-
-
-def joined_layer(source: LoadedSource) -> int:
-    """The layer of the target after which lies what the head's layer reads."""
-    return source.config.num_layers - (2 if can_copy_layer(source) else 1)
 
 
 def head_shape(
