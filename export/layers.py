@@ -9,8 +9,8 @@ import onnx_ir as ir
 from edgespec.export.blocks import Floats
 from edgespec.export.decoder_config import DecoderConfig, QueryGrowth
 from edgespec.export.experts import ExpertStack, ExpertsWriter
-from edgespec.export.linear import LinearWriter
-from edgespec.export.nodes import Nodes, Values, make_output, typed_value
+from edgespec.export.linear import PartWriter
+from edgespec.export.nodes import Values, typed_value
 from edgespec.export.precision import Rule
 from edgespec.export.recurrent_graph import RecurrenceWriter
 from edgespec.export.rotary import Rotary
@@ -22,7 +22,7 @@ from edgespec.manifest.caches import row_names, state_names
 Lengths = tuple[ir.Value, ir.Value]  # what LayerWriter.lengths gives
 
 
-class LayerWriter:
+class LayerWriter(PartWriter):
     """Writes parts of a transformer into one graph, and their weights into the file.
 
     tree: The inputs of a tree graph by name; empty in another one.
@@ -38,14 +38,9 @@ class LayerWriter:
         has_tree_inputs: bool = False,
         rotates_apart: bool = False,
     ) -> None:
-        self.config, self.tensors, self.weights, self.rule = config, tensors, weights, rule
-        self.rotates_apart = rotates_apart
-        self.nodes = Nodes()
-        self.op, self.ints, self.constant = self.nodes.op, self.nodes.ints, self.nodes.constant
-        self.linear = LinearWriter(self.nodes, self.weights, self.rule)
-        self.experts = ExpertsWriter(self.nodes, self.weights, self.rule, config.gate_limit)
-        self.type = ir.DataType.FLOAT16 if self.rule.is_half else ir.DataType.FLOAT
-        self.floats = np.float16 if self.rule.is_half else np.float32
+        super().__init__(tensors, weights, rule)
+        self.config, self.rotates_apart = config, rotates_apart
+        self.experts = ExpertsWriter(self.nodes, weights, rule, config.gate_limit)
         self.tables: dict[Rotary, tuple[ir.Value, ir.Value]] = {}
         self.biases: dict[ir.Value, ir.Value] = {}
         self._positions: ir.Value | None = None
@@ -82,21 +77,8 @@ class LayerWriter:
         )
         return past + states[0], present + states[1]
 
-    def as_activation(self, x: ir.Value) -> ir.Value:
-        """A value of float32 in the type of activations."""
-        return x if self.type == ir.DataType.FLOAT else self.op("Cast", x, to=int(self.type))
-
     def as_float(self, x: ir.Value) -> ir.Value:
         return x if self.type == ir.DataType.FLOAT else self.op("Cast", x, to=int(ir.DataType.FLOAT))
-
-    def output(self, name: str, x: ir.Value, shape: Sequence[str | int]) -> ir.Value:
-        """An output of the graph in float32, apart from x."""
-        return make_output(self.op("Cast", x, to=int(ir.DataType.FLOAT)), name, ir.DataType.FLOAT, shape)
-
-    def vector(self, role: str, change: Callable[[Floats], Floats] = lambda stored: stored) -> ir.Value:
-        """The numbers of a small tensor, changed."""
-        vector = change(self.tensors[role].vector()).astype(self.floats)
-        return self.weights.append(role, [vector], vector.shape)
 
     def norm(self, x: ir.Value, role: str) -> ir.Value:
         """RMSNorm of x; x itself where the model has no such norm."""
@@ -105,14 +87,6 @@ class LayerWriter:
     def rms_norm(self, x: ir.Value, gain: ir.Value) -> ir.Value:
         kind, epsilon = "SimplifiedLayerNormalization", self.config.rms_eps
         return self.op(kind, x, gain, axis=-1, epsilon=epsilon, stash_type=1)
-
-    def product(self, role: str, x: ir.Value) -> ir.Value:
-        """x times the matrix of a role, with its bias where it has one."""
-        return self.linear(role, x, [self.tensors[role]], [self.tensors.get(f"{role}_bias")])[0]
-
-    def silu(self, x: ir.Value) -> ir.Value:
-        """x · sigmoid(x)."""
-        return self.op("QuickGelu", x, alpha=1.0)
 
     def lengths(self, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
         """GroupQueryAttention's seqlens_k (total − 1, int32 [batch]) and total_sequence_length (int32)."""

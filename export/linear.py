@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from edgespec.errors import SourceError
 from edgespec.export.blocks import Blocks, Bytes, Floats, pack
-from edgespec.export.nodes import Nodes
+from edgespec.export.nodes import Nodes, make_output
 from edgespec.export.precision import Form, Rule
 from edgespec.export.quantize import (
     append_offset_columns,
@@ -18,7 +18,7 @@ from edgespec.export.quantize import (
     quantize_asymmetric,
     quantize_symmetric,
 )
-from edgespec.export.tensors import StoredTensor
+from edgespec.export.tensors import StoredTensor, Tensors
 from edgespec.export.weights import WeightsFile
 
 _LARGEST_HALF = float(np.finfo(np.float16).max)
@@ -235,6 +235,39 @@ class LinearWriter:
         assert tensor.length is not None
         shape = [packed.rows, tensor.length // packed.rows]
         return self.weights.initializer(name, ir.DataType.UINT8, shape, tensor.offset, tensor.length)
+
+
+class PartWriter:
+    """Writes parts of one graph, and their weights into the file."""
+
+    def __init__(self, tensors: Tensors, weights: WeightsFile, rule: Rule) -> None:
+        self.tensors, self.weights, self.rule = tensors, weights, rule
+        self.nodes = Nodes()
+        self.op, self.ints, self.constant = self.nodes.op, self.nodes.ints, self.nodes.constant
+        self.linear = LinearWriter(self.nodes, weights, rule)
+        self.type = ir.DataType.FLOAT16 if rule.is_half else ir.DataType.FLOAT
+        self.floats = np.float16 if rule.is_half else np.float32
+
+    def as_activation(self, x: ir.Value) -> ir.Value:
+        """A value of float32 in the type of activations."""
+        return x if self.type == ir.DataType.FLOAT else self.op("Cast", x, to=int(self.type))
+
+    def output(self, name: str, x: ir.Value, shape: Sequence[str | int]) -> ir.Value:
+        """An output of the graph in float32, apart from x, which may be an input."""
+        return make_output(self.op("Cast", x, to=int(ir.DataType.FLOAT)), name, ir.DataType.FLOAT, shape)
+
+    def vector(self, role: str, change: Callable[[Floats], Floats] = lambda stored: stored) -> ir.Value:
+        """The numbers of a small tensor, changed."""
+        vector = change(self.tensors[role].vector()).astype(self.floats)
+        return self.weights.append(role, [vector], vector.shape)
+
+    def product(self, role: str, x: ir.Value) -> ir.Value:
+        """x times the matrix of a role, with its bias where it has one."""
+        return self.linear(role, x, [self.tensors[role]], [self.tensors.get(f"{role}_bias")])[0]
+
+    def silu(self, x: ir.Value) -> ir.Value:
+        """x · sigmoid(x)."""
+        return self.op("QuickGelu", x, alpha=1.0)
 
 
 def _require_blocks(tensor: StoredTensor, form: Form) -> None:

@@ -101,14 +101,14 @@ class BlockShape:
         if token is not None:
             mixed = token
             if self.markov == SELECTOR:
-                logits = self._select(writer, logits, op("Mul", token, writer.multiply("selector", hidden)))
+                logits = self._select(writer, logits, op("Mul", token, writer.product("selector", hidden)))
             elif self.markov == "gated":
-                gate = writer.multiply("markov_gate", op("Concat", hidden, token, axis=-1))
+                gate = writer.product("markov_gate", op("Concat", hidden, token, axis=-1))
                 mixed = op("Mul", op("Sigmoid", gate), token)
             elif self.markov == "rnn":
                 rank = writer.tensors["markov_embedding"].columns
                 kept, memory = writer.input_state("memory_in", [1, 1, rank])
-                joined = writer.multiply("markov_joint", op("Concat", memory, token, hidden, axis=-1))
+                joined = writer.product("markov_joint", op("Concat", memory, token, hidden, axis=-1))
                 gate, candidate, mixed = writer.split(joined, [rank] * 3)
                 gate, mixed = op("Sigmoid", gate), op("Tanh", mixed)
                 rest = op("Sub", writer.constant("one", np.array(1, writer.floats)), gate)

@@ -59,7 +59,7 @@ def _medusa_step(
     """Residual blocks on the target's hidden state, the state of all steps."""
     x = hidden
     for block in range(num_blocks):
-        x = writer.op("Add", x, writer.silu(writer.multiply(f"{i}.{block}", x)))
+        x = writer.op("Add", x, writer.silu(writer.product(f"{i}.{block}", x)))
     return x, hidden
 
 
@@ -131,10 +131,10 @@ def _hydra_step(
     All of these, one after the other, are the state. The first block projects what it adds to as well.
     """
     state = writer.op("Concat", hidden, writer.rows("embedding", input_ids), axis=-1)
-    active = writer.silu(writer.multiply(f"{i}.0", state))
-    x = writer.op("Add", writer.multiply(f"{i}.residual", state), active)
+    active = writer.silu(writer.product(f"{i}.0", state))
+    x = writer.op("Add", writer.product(f"{i}.residual", state), active)
     for block in range(1, num_blocks):
-        x = writer.op("Add", x, writer.silu(writer.multiply(f"{i}.{block}", x)))
+        x = writer.op("Add", x, writer.silu(writer.product(f"{i}.{block}", x)))
     return x, state
 
 

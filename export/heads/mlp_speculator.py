@@ -56,7 +56,7 @@ def _mlp_step(
     mixing: _Mixing, width: int, writer: StepWriter, input_ids: ir.Value, hidden: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
     """state = gelu(norm(projected state + alpha · embedding))."""
-    projected = writer.multiply(mixing.projection, mixing.scaled(writer, hidden, width))
+    projected = writer.product(mixing.projection, mixing.scaled(writer, hidden, width))
     token = mixing.token(writer, input_ids)
     state = writer.gelu(writer.norm(mixing.norm, writer.op("Add", projected, token)))
     return state, state
@@ -81,7 +81,7 @@ def _lstm_step(
     else:
         given, cell = writer.split(hidden, [size, size])
     token = mixing.token(writer, input_ids)
-    parts = writer.split(writer.multiply(mixing.projection, given), [size] * 4)
+    parts = writer.split(writer.product(mixing.projection, given), [size] * 4)
     forget, enter, leave, candidate = (writer.op("Add", part, token) for part in parts)
     candidate = writer.gelu(writer.norm(mixing.norm, candidate))
     filled = writer.op("Mul", candidate, writer.op("Sigmoid", enter))

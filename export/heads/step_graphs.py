@@ -17,8 +17,8 @@ import numpy as np
 import onnx_ir as ir
 
 from edgespec.export.heads.head_source import HeadPlan, HeadSource
-from edgespec.export.linear import LinearWriter
-from edgespec.export.nodes import Graphs, Nodes, make_output, typed_value
+from edgespec.export.linear import PartWriter
+from edgespec.export.nodes import Graphs, typed_value
 from edgespec.export.precision import Rule
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import Tensors
@@ -33,39 +33,19 @@ _NO_CACHE = KVCache(num_layers=0, num_kv_heads=1, head_dim=1)
 _PREFIXES = ("medusa_head.", "medusa_heads.", "hydra_head.", "speculator.")
 
 
-class StepWriter:
-    """Writes the parts of one graph."""
-
-    def __init__(self, tensors: Tensors, weights: WeightsFile, rule: Rule) -> None:
-        self.tensors, self.weights = tensors, weights
-        self.nodes = Nodes()
-        self.op, self.ints, self.constant = self.nodes.op, self.nodes.ints, self.nodes.constant
-        self.linear = LinearWriter(self.nodes, weights, rule)
-        self.type = ir.DataType.FLOAT16 if rule.is_half else ir.DataType.FLOAT
-        self.floats = np.float16 if rule.is_half else np.float32
+class StepWriter(PartWriter):
+    """Writes the parts of the graph of a step."""
 
     def input_state(self, name: str, shape: Sequence[str | int]) -> tuple[ir.Value, ir.Value]:
         """An input of float32, and its value in the type of activations."""
         given = typed_value(name, ir.DataType.FLOAT, shape)
-        return given, given if self.type == ir.DataType.FLOAT else self.op("Cast", given, to=int(self.type))
-
-    def output(self, name: str, x: ir.Value, shape: Sequence[str | int]) -> ir.Value:
-        """An output of float32, apart from x, which may be an input."""
-        return make_output(self.op("Cast", x, to=int(ir.DataType.FLOAT)), name, ir.DataType.FLOAT, shape)
-
-    def multiply(self, role: str, x: ir.Value) -> ir.Value:
-        """x times the matrix of a role, plus its bias if there is one."""
-        return self.linear(role, x, [self.tensors[role]], [self.tensors.get(f"{role}_bias")])[0]
+        return given, self.as_activation(given)
 
     def head(self, role: str, x: ir.Value) -> ir.Value:
         return self.linear.head(role, x, self.tensors[role], self.tensors.get(f"{role}_bias"))
 
     def rows(self, role: str, input_ids: ir.Value) -> ir.Value:
         return self.linear.rows(role, self.tensors[role], input_ids)
-
-    def vector(self, role: str) -> ir.Value:
-        values = self.tensors[role].vector().astype(self.floats)
-        return self.weights.append(role, [values], values.shape)
 
     def norm(self, role: str, x: ir.Value) -> ir.Value:
         """RMSNorm of x with the gain of a role, plus its bias if there is one."""
@@ -77,9 +57,6 @@ class StepWriter:
 
     def scale(self, x: ir.Value, scale: float) -> ir.Value:
         return self.op("Mul", x, self.constant(f"scale_{scale:.9g}", np.array(scale, self.floats)))
-
-    def silu(self, x: ir.Value) -> ir.Value:
-        return self.op("QuickGelu", x, alpha=1.0)
 
     def gelu(self, x: ir.Value) -> ir.Value:
         return self.op("Gelu", x, approximate="none")
