@@ -120,9 +120,8 @@ def drafting_of(
 
 
 def _names(asked: str | None, open_drafters: Sequence[str]) -> Sequence[str] | None:
-    if asked in (None, "auto"):
+    if asked is None or asked == "auto":
         return None
-    assert asked is not None
     names = [] if asked == "none" else asked.split("+")
     if unknown := [name for name in names if name not in open_drafters]:
         there = ", ".join(["auto", "none", *open_drafters])

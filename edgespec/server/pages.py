@@ -63,7 +63,6 @@ def _documents(services: Services) -> list[dict[str, Any]]:
     found |= {each.name: {"id": each.name, **plain, "preset_of": each.model} for each in names.unprepared()}
     if names.own_name is not None:
         found = {names.own_name: {"id": names.own_name, **plain}, **found}
-
     hosted = {name: services.hosted(name) for name in found}
     contexts = {name: {"context_length": each.engine.context_length} for name, each in hosted.items() if each}
     return [
@@ -83,11 +82,9 @@ async def tokenize(services: Services, request: Request) -> Response:
 
 async def detokenize(services: Services, request: Request) -> Response:
     asked = await services.bodies.read(DetokenizeRequest, request)
-
-    def text(model: HostedModel) -> dict[str, Any]:
-        return {"content": model.engine.detokenize(asked.tokens)}
-
-    return await _with_model(services, request, asked.model, text)
+    return await _with_model(
+        services, request, asked.model, lambda model: {"content": model.engine.detokenize(asked.tokens)}
+    )
 
 
 async def _with_model(services: Services, request: Request, name: str | None, work: Any) -> Response:

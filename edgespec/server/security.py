@@ -130,7 +130,7 @@ class Security:
                 "pages of other sites may not use this server; ask from a program, or name the site: edgespec "
                 "serve --allow-origin URL",
             )
-        if self._key is not None and path not in _OPEN and not self._has_key(headers):
+        if self._key is not None and path not in _OPEN and not _has_key(headers, self._key):
             raise ApiError(
                 401,
                 "the key is missing or wrong; send it as Authorization: Bearer KEY",
@@ -138,11 +138,11 @@ class Security:
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
-    def _has_key(self, headers: Headers) -> bool:
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        assert self._key is not None
-        return secrets.compare_digest(given.encode("latin-1", "replace"), self._key)
+
+def _has_key(headers: Headers, key: bytes) -> bool:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    return secrets.compare_digest(given.encode("latin-1", "replace"), key)
 
 
 def _read_whole_address(scope: Scope) -> None:
