@@ -83,10 +83,6 @@ def _config_values(parsed_args: argparse.Namespace, **_: Any) -> Iterable[str]:
     return [*option.choices, *(["auto"] if option.kind == "length" else []), *(completer() if completer else ())]
 
 
-def _devices(**_: Any) -> Iterable[str]:
-    return ["auto", *edgespec.device_names()]
-
-
 def _prepared_models(**_: Any) -> Iterable[str]:
     try:
         return model_home().names()
@@ -125,13 +121,9 @@ def _machines(**_: Any) -> Iterable[str]:
     return ["list", *read_machines()]
 
 
-def _drafters(**_: Any) -> Iterable[str]:
-    return {"none", *TARGET, *TEXT, SELF, *_models()}
-
-
 _COMPLETERS: dict[str, Completer] = {
     **dict.fromkeys(("model", "named_model", "models", "target", "exactness"), _models),
-    **dict.fromkeys(("device", "drafter_device"), _devices),
-    **dict.fromkeys(("drafter", "compare"), _drafters),
+    **dict.fromkeys(("device", "drafter_device"), lambda **_: ("auto", *edgespec.device_names())),
+    **dict.fromkeys(("drafter", "compare"), lambda **_: {"none", *TARGET, *TEXT, SELF, *_models()}),
     **dict.fromkeys(("learn", "domain"), _domains),
 }

@@ -145,8 +145,7 @@ def _stated(options: argparse.Namespace, presets: "PresetFolder") -> "Preset":
     if "model" not in stated:
         begun = f"{options.file} has no FROM" if options.file else "no model is named"
         raise UsageError(f"{begun}; give the model with --from MODEL, or in a Modelfile as FROM MODEL")
-    where = str(options.file or "preset create")
-    preset = parse_preset(options.name, stated, where)
+    preset = parse_preset(options.name, stated, str(options.file or "preset create"))
     edgespec.check_preset(preset)
     return preset.over(presets.find(preset.model))
 

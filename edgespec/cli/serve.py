@@ -113,7 +113,13 @@ def require_servable(options: argparse.Namespace) -> None:
     _require_server()
     from edgespec.server.security import parse_origins, require_key_on_network
 
-    _require_sense(options)
+    if not 0 <= options.port <= 65535:
+        raise UsageError(f"--port is {options.port}; wanted 0 to 65535")
+    require_positive(options, "max-models")
+    if options.max_parallel is not None and not 1 <= options.max_parallel <= MAX_ANSWERS:
+        raise UsageError(f"--max-parallel is {options.max_parallel}; wanted 1 to {MAX_ANSWERS}")
+    if not 0 <= options.idle_timeout < 1e9:
+        raise UsageError(f"--idle-timeout is {options.idle_timeout}; wanted seconds, or 0 to keep models")
     require_key_on_network(options.host, options.api_key)
     parse_origins(options.allow_origin)
 
@@ -135,17 +141,6 @@ def _require_server() -> None:
             f"serve lacks the package {' and '.join(missing)}; install what it needs with: "
             'pip install "edgespec[serve]"'
         )
-
-
-def _require_sense(options: argparse.Namespace) -> None:
-    """Raises UsageError: A number is out of range."""
-    if not 0 <= options.port <= 65535:
-        raise UsageError(f"--port is {options.port}; wanted 0 to 65535")
-    require_positive(options, "max-models")
-    if options.max_parallel is not None and not 1 <= options.max_parallel <= MAX_ANSWERS:
-        raise UsageError(f"--max-parallel is {options.max_parallel}; wanted 1 to {MAX_ANSWERS}")
-    if not 0 <= options.idle_timeout < 1e9:
-        raise UsageError(f"--idle-timeout is {options.idle_timeout}; wanted seconds, or 0 to keep models")
 
 
 def _open_engine(options: argparse.Namespace, names: "ModelNames", name: str) -> "edgespec.Engine":

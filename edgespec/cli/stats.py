@@ -2,7 +2,6 @@
 
 import argparse
 import re
-from collections.abc import Callable
 from dataclasses import asdict
 from datetime import date, timedelta
 
@@ -75,16 +74,12 @@ def _lines(counts: "dict[edgespec.UsageKey, edgespec.Usage]", total: "edgespec.U
         f"drafts had {_share(total)} of the tokens right",
         _saved_line(total),
     ]
-    parts: dict[str, Callable[[edgespec.UsageKey], str]] = {
-        "MODEL": lambda key: key.model,
-        "DEVICE": lambda key: key.device,
-        "DAY": lambda key: key.day,
-    }
-    for name, part in parts.items():
+    for name in ("model", "device", "day"):
         sums: dict[str, edgespec.Usage] = {}
         for key, each in counts.items():
-            sums[part(key)] = sums[part(key)] + each if part(key) in sums else each
-        head = [name, "ANSWERS", "TOKENS", "BY DRAFTS", "TIME SAVED"]
+            part = getattr(key, name)
+            sums[part] = sums.get(part, edgespec.Usage()) + each
+        head = [name.upper(), "ANSWERS", "TOKENS", "BY DRAFTS", "TIME SAVED"]
         lines += ["", *table(None, [], head, *(_row(each, sums[each]) for each in sorted(sums)))]
     return lines
 
