@@ -191,8 +191,7 @@ def _load(session: ChatSession, argument: str) -> None:
     path = parse_path(argument, "load")
     if not path.exists():
         suggest_instead(session, argument)
-    transcript = Transcript.read(path)
-    session.conversation.restore(transcript)
+    session.conversation.restore(Transcript.read(path))
     session.start_new_file()
     session.save()
     show_last(session.conversation.rounds, session.info)

@@ -42,20 +42,16 @@ _SAVE_CURSOR, _RESTORE_CURSOR = "\x1b7", "\x1b8"
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
-def process_bytes() -> int:
-    """Resident memory of this process, which holds the model."""
-    return int(psutil.Process().memory_info().rss)
-
-
 @dataclass
 class LiveFigures:
     """A fold over the chunks of an answer. What drafting gains is not in it: that is known at the end.
 
     devices: Of the target and of a drafter model.
+    memory_bytes: Resident memory of this process, which holds the model.
     """
 
     devices: tuple[str, str]
-    memory_bytes: Callable[[], int] = process_bytes
+    memory_bytes: Callable[[], int] = lambda: int(psutil.Process().memory_info().rss)
     clock: Clock = monotonic
     _counts: Counter[str] = field(default_factory=Counter)
     _began_s: float | None = None  # when the first tokens came, which read the prompt

@@ -53,8 +53,7 @@ class TypeAhead:
 
     def take_ctrl_c(self) -> None:
         """Have a Ctrl-C that was typed right behind Enter, and taken for a key, interrupt as any other."""
-        keys = get_typeahead(self._input)
-        store_typeahead(self._input, _without_ctrl_c(keys))
+        store_typeahead(self._input, _without_ctrl_c(get_typeahead(self._input)))
 
     def stop(self, *, splits: bool = True) -> bool:
         """Give what was typed to the next prompt, unsent; return whether Enter was typed.

@@ -144,12 +144,15 @@ class Answers:
 
     def head(self, identity: Identity, kind: str) -> dict[str, Any]:
         """The fields that each document about the answers begins with."""
+        manifest = self.model.engine.manifest
+        # All that decides the text of a seed: the model's weights, and its device.
+        key, device = manifest.weights_sha256 or manifest.vocab_sha256, self.model.engine.device_names[0]
         return {
             "id": identity.id,
             "object": kind,
             "created": identity.created,
             "model": self.lease.shown_name,
-            "system_fingerprint": _fingerprint(self.model.engine),
+            "system_fingerprint": f"{key[:12]}-{device}",
         }
 
     def tail(self) -> dict[str, Any]:
@@ -329,9 +332,3 @@ async def merge(
         await asyncio.gather(*pending, ending, return_exceptions=True)
         for stream in streams:
             await stream.aclose()
-
-
-def _fingerprint(engine: Engine) -> str:
-    """A name of all that decides the text of a seed: the model's weights, and its device."""
-    key = engine.manifest.weights_sha256 or engine.manifest.vocab_sha256
-    return f"{key[:12]}-{engine.device_names[0]}"

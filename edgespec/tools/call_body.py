@@ -114,7 +114,6 @@ class CallBodyReader:
                 raise NoCall
         reader.at += 1
         if self._output.num_calls == num_calls:
-            self._require_known(name)
             if is_bare:
                 raise NoCall
             self._pass_on(name, "{}")

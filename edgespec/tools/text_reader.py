@@ -134,9 +134,7 @@ class JsonScanner:
                 return None
         if self._expects in ("string", "escape", "hex"):
             return self._in_string(character)
-        if character in _SPACE:
-            return character
-        return self._structure(character)
+        return character if character in _SPACE else self._structure(character)
 
     def _structure(self, character: str) -> str:
         expects = self._expects

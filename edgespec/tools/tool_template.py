@@ -98,9 +98,7 @@ def probe_template(template: str | None, render: Render, special: Mapping[str, s
         takes_system=probe.shows(_SAID, [{"role": "system", "content": _SAID}, _USER]),
         has_short_ids=search(_SHORT_IDS, template) is not None,
     )
-    if format is None:
-        return found
-    return probe.find_messages(found, names)
+    return found if format is None else probe.find_messages(found, names)
 
 
 def fit_messages(template: str | None, render: Render, special: Mapping[str, str]) -> Render:
@@ -281,7 +279,6 @@ class _Probe:
     def find_messages(self, found: ToolTemplate, names: Mapping[str, Any]) -> ToolTemplate:
         """How calls and results are given, by which of them come back."""
         answered = [_USER, _SPOKEN, _result()]
-        results = self.shows(_RESULT, answered, **names)
         format = found.format
         for has_text in (False, True):
             for empty in ("", None):
@@ -306,7 +303,7 @@ class _Probe:
                         and not (format.frames[0][0] and self.text([*answered, _SPOKEN, _USER], **names))
                     ),
                 )
-        return replace(found, takes_results=results)
+        return replace(found, takes_results=self.shows(_RESULT, answered, **names))
 
     def _comes_back(self, format: CallFormat, message: Mapping[str, Any], names: Mapping[str, Any]) -> bool:
         """True if the calls can be read from what the template writes for them."""
