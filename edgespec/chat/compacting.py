@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from edgespec import Message, Reply, Round, UsageError, split_reasoning
 from edgespec.chat.session import ChatSession
+from edgespec.chat.status import format_stop
 
 SUMMARY_REQUEST = (
     "Sum up our conversation so far for yourself, in at most 200 words: what I want, facts, names, numbers, "
@@ -31,21 +32,23 @@ def begin_compacting(session: ChatSession) -> Reply:
 def compacting(session: ChatSession) -> Iterator[None]:
     """Within, the model writes its summary, of which nothing is saved; without a whole one nothing changes."""
     autosave, session.autosave = session.autosave, None
+    answer = session.answer, session.has_looped, session.is_continued, session.opens_reasoning
     try:
         yield
     finally:
         session.autosave = autosave
-        asked = session.conversation.undo()
-    _take_summary(session, asked)
+        asked, last = session.conversation.undo(), session.last
+        session.answer, session.has_looped, session.is_continued, session.opens_reasoning = answer
+    _take_summary(session, asked, (last and last.finish_reason) or "cancelled")
 
 
-def _take_summary(session: ChatSession, asked: Round | None) -> None:
+def _take_summary(session: ChatSession, asked: Round | None, finish_reason: str) -> None:
     """Put the answer of a round that was taken back in the place of all messages but the last."""
     conversation = session.conversation
-    finish_reason = session.last.finish_reason if session.last else "cancelled"
     summary = split_reasoning(asked.answer or "")[1].strip() if asked else ""
     if finish_reason != "stop" or not summary:
-        session.info("the summary was not finished, so nothing has changed")
+        why, _, _ = format_stop(finish_reason).partition(" (")  # which advises on answers
+        session.info(f"{why or 'the model wrote no summary'}; nothing has changed")
         return
     before, num_before = conversation.transcript(session.model), conversation.num_tokens
     file = session.file, session.autosave.seen if session.autosave else None, session.name

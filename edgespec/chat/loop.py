@@ -4,7 +4,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
@@ -218,18 +218,19 @@ def _obey(session: ChatSession, line: str, before: Next) -> Next:
 
 def _follow(session: ChatSession, following: Next) -> None:
     """Print an answer, run the tools it calls, and print what the model says then; or the last answer again."""
-    if following.reply:
-        with compacting(session) if following.compacts else nullcontext():
-            _answer(session, following.reply, shows_begun=following.shows_begun)
-        if not following.compacts:
-            for reply in replies_to_results(session):
-                _answer(session, reply)
+    if following.reply and following.compacts:
+        with compacting(session):
+            _write_answer(session, following.reply)
+    elif following.reply:
+        _answer(session, following.reply, shows_begun=following.shows_begun)
+        for reply in replies_to_results(session):
+            _answer(session, reply)
     if following.shows_last:
         session.info("")
         _print_chunks(session, session.answer)
 
 
-def _answer(session: ChatSession, reply: Reply, *, shows_begun: bool = False) -> None:
+def _write_answer(session: ChatSession, reply: Reply, *, shows_begun: bool = False) -> None:
     """Print an answer; what it was given to begin with is on the screen already where it goes on."""
     session.info("")
     session.begin_answer(reply)
@@ -240,6 +241,11 @@ def _answer(session: ChatSession, reply: Reply, *, shows_begun: bool = False) ->
         session.save()
     if reply.text or not reply.calls:
         session.info("")
+
+
+def _answer(session: ChatSession, reply: Reply, *, shows_begun: bool = False) -> None:
+    """Print an answer, how fast it came and why it ended, and what to do then."""
+    _write_answer(session, reply, shows_begun=shows_begun)
     if session.has_spent_budget:
         session.info(f"(it thought for {session.conversation.thinking_budget} tokens, which is its budget)")
     if reply.calls:

@@ -810,6 +810,30 @@ def test_a_summary_that_fails_changes_nothing(
     assert (session.file, path.read_bytes()) == (path, saved)
 
 
+@pytest.mark.parametrize(
+    ("pieces", "is_stopped", "said"),
+    [
+        (["so"], True, "stopped"),
+        (["so", None], False, "stopped at the token limit"),
+        (["so", "on"] * 1000, False, "stopped: it repeated itself"),
+        ([], False, "the model wrote no summary"),
+    ],
+)
+def test_a_summary_that_is_not_finished_advises_on_no_answer_and_leaves_the_last_one(
+    tmp_path: Path, pieces: list[Any], is_stopped: bool, said: str
+) -> None:
+    session, lines = ruled(tmp_path, {SUMMARY_REQUEST: pieces}), list[str]()
+    before = session.conversation.rounds, session.answer, session.status()
+    following = run_command(session, "/compact")
+    session.info = lines.append
+    if is_stopped:
+        assert following.reply
+        following.reply.cancel()
+    _follow(session, following)
+    assert [line for line in lines if line] == [f"{said}; nothing has changed"]
+    assert (session.conversation.rounds, session.answer, session.status()) == before
+
+
 def test_a_summary_is_free_text_of_any_length_whatever_answers_have_to_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
