@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 
 from edgespec.config.drafter_names import SELF
-from edgespec.decoding.sampling import GumbelSampler, SamplingParams
+from edgespec.decoding.sampling import GumbelSampler, SamplingParams, suppressing
 from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, Proposal, speculative_decode
 from edgespec.draft.drafter import Drafter
 from edgespec.draft.limits import MIN_GAIN_OF_PAIR
@@ -210,6 +210,7 @@ def _decode(
     engine: Engine, tokens: TokenIds, policy: DraftPolicy, sampling: SamplingParams, max_tokens: int
 ) -> list[Block]:
     """Blocks of an answer without the first, which reads the prompt."""
+    sampling = suppressing(sampling, engine.manifest.suppressed_token_ids)
     blocks = speculative_decode(tokens, engine.target, GumbelSampler(sampling, len(tokens)), policy)
     found: list[Block] = []
     num_tokens = 0

@@ -13,7 +13,7 @@ import numpy as np
 
 from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
 from edgespec.config.options import LOAD_PARAMETERS
-from edgespec.decoding.sampling import BANNING_BIAS, SamplingParams
+from edgespec.decoding.sampling import SamplingParams
 from edgespec.draft.answer_cache import PredictionDrafter
 from edgespec.draft.drafter import Drafter
 from edgespec.draft.speculation import ALL_DRAFTERS, DraftChoice
@@ -382,15 +382,6 @@ def is_any_text(response_format: object) -> bool:
     return response_format is None or (
         isinstance(response_format, Mapping) and response_format.get("type") == "text"
     )
-
-
-def suppressing(options: AnswerSettings, tokens: Collection[int]) -> AnswerSettings:
-    """The options with tokens banned, whatever they say of these."""
-    if not tokens:
-        return options
-    sampling = options.sampling or SamplingParams()
-    bias = {**sampling.logit_bias, **dict.fromkeys(tokens, BANNING_BIAS)}
-    return replace(options, sampling=replace(sampling, logit_bias=bias))
 
 
 def require_format(stated: Mapping[str, Any]) -> None:

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edgespec.decoding.sampling import SamplingParams, suppressing
 from edgespec.draft.speculation import ALL_DRAFTERS
 from edgespec.engine.reasoning import ModelReasoning
 from edgespec.engine.request import (
@@ -18,7 +19,6 @@ from edgespec.engine.request import (
     choose_drafters,
     require_answerable,
     require_writer,
-    suppressing,
     under_constraint,
 )
 from edgespec.errors import FormatError, ToolError, UsageError
@@ -83,7 +83,8 @@ class RequestReader:
         self, prompt: Prompt, options: AnswerSettings, open_drafters: tuple[str, ...], target_context: int
     ) -> Request:
         require_writer(self.manifest)
-        options = suppressing(options, self.manifest.suppressed_token_ids)
+        if suppressed := self.manifest.suppressed_token_ids:
+            options = replace(options, sampling=suppressing(options.sampling or SamplingParams(), suppressed))
         given, wanted = options.prefill, options.format
         if not options.raw and is_conversation(prompt):
             turns = parse_messages(prompt)

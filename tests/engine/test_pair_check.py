@@ -1,13 +1,21 @@
 """The gain that a check of a pair expects is the one that the schedules have in virtual time."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
+from types import SimpleNamespace
+from typing import Any
 
+import made_up
+import numpy as np
 import pytest
+from table_decoder import TableDecoder
 
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.scheduler import Plain
 from edgespec.decoding.tree import NO_DRAFT, Tree
 from edgespec.draft.drafter import Drafter, DrafterCan, DraftRequest
-from edgespec.engine.pair_check import InTurn, best_gain, rates_by_position, round_times, without_states
+from edgespec.engine.pair_check import InTurn, _decode, best_gain, rates_by_position, round_times, without_states
 from edgespec.simulation.machines import Machine
 from edgespec.simulation.schedules import Scenario, decode, run, virtual_devices
 from edgespec.types import Sampler, TokenIds
@@ -57,3 +65,16 @@ def test_plain_decoding_leaves_no_states_but_for_a_head_that_reads_all_of_a_text
     with without_states([anywhere, whole]):
         assert (anywhere.told, whole.told) == ([False], [])
     assert (anywhere.told, whole.told) == ([False, True], [])
+
+
+def test_a_pair_is_checked_without_the_tokens_that_its_target_never_writes() -> None:
+    target, prompt = TableDecoder(64, seed=3), np.arange(5, dtype=np.int32)
+
+    def decode(banned: tuple[int, ...] = (), **sampling: Any) -> list[int]:
+        manifest = replace(made_up.manifest("a"), suppressed_token_ids=banned)
+        engine: Any = SimpleNamespace(target=target, manifest=manifest)
+        blocks = _decode(engine, prompt, Plain(), SamplingParams(**sampling), 20)
+        return [token for block in blocks for token in block.tokens.tolist()]
+
+    banned = decode()[3]
+    assert decode((banned,)) == decode(logit_bias={banned: -100}) != decode()
