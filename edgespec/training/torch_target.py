@@ -87,6 +87,7 @@ class TorchTarget:
         with ThreadPoolExecutor(cores().physical) as pool:
             self._weights = dict(zip(source.tensors, pool.map(read, source.tensors), strict=True))
         rotaries = {layer.rotary for layer in self.config.layers if layer.rotary is not None}
+        self._unwritten = torch.tensor(source.vocabulary.suppressed_token_ids, dtype=torch.long, device=device)
         self._frequencies = {each: torch.from_numpy(each.inv_freq).to(device) for each in rotaries}
 
     @property
@@ -167,13 +168,14 @@ class TorchTarget:
         return [each[:, 0] for each in self._run(tokens[:, None], (at - firsts)[:, None], attend, keep)]
 
     def logits(self, normed: "Tensor") -> "Tensor":
-        """Logits in float32 of states after the final norm."""
+        """Logits in float32 of states after the final norm; of tokens that the target never writes, -inf."""
         import torch
 
         head = self._weights.get("head", self._weights["embedding"])
         logits = (normed @ head.T).float() * self.config.logit_scale
         cap = self.config.logit_cap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        logits = logits if cap is None else cap * torch.tanh(logits / cap)
+        return logits.index_fill_(-1, self._unwritten, -torch.inf)
 
     def _run(
         self, tokens: "Tensor", positions: "Tensor", attend: "Callable[..., Tensor]", keep: Sequence[int]

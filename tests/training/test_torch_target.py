@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import families
@@ -110,6 +111,19 @@ def test_answers_made_together_are_those_made_alone(target: TorchTarget, tmp_pat
     for number, said in found.items():
         wanted = greedy(target, asked[number].tokens, asked[number].longest)
         assert (said.tokens, said.has_ended) == wanted
+
+
+def test_tokens_that_the_target_never_writes_are_in_no_answer(
+    source: LoadedSource, target: TorchTarget, tmp_path: Path
+) -> None:
+    def written(by: TorchTarget) -> set[int]:
+        warmths = [SamplingParams(temperature=warmth, seed=1) for warmth in (0.0, 1.0)]
+        asked = [ask(np.array([5, 9, i], np.int32), 6, warmth) for warmth in warmths for i in range(20)]
+        return {token for _, said in writer(by, tmp_path).follow(iter(enumerate(asked))) for token in said.tokens}
+
+    banned = tuple(sorted(written(target))[::2])
+    vocabulary = replace(source.vocabulary, suppressed_token_ids=banned)
+    assert written(TorchTarget(replace(source, vocabulary=vocabulary), "cpu")).isdisjoint(banned)
 
 
 def test_a_warm_answer_is_drawn_from_the_nucleus_alone(target: TorchTarget, tmp_path: Path) -> None:
