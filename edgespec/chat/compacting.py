@@ -57,31 +57,34 @@ def _take_summary(session: ChatSession, asked: Round | None, finish_reason: str)
     folded = (*system, Message("user", SUMMARY_REQUEST), Message("assistant", summary), *last)
     tools = conversation.tools or None
     num_folded = conversation.engine.count(folded, thinking=conversation.thinking, tools=tools)
-    if num_folded > num_before:
+    if num_folded >= num_before:
         session.info(
             f"nothing has changed: the summary and your last message would take {num_folded} tokens, and the "
             f"whole conversation has {num_before}"
         )
         return
     conversation.restore(replace(before, messages=folded, num_dropped=0, cut_short=()))
+    earlier = session.before_compacting
     session.start_new_file()
-    session.before_compacting = before, *file
+    session.before_compacting = (*earlier, (before, *file))
     session.save()
     session.info(
         f"{num_before} tokens became {num_folded}: the summary above, and your last message; "
-        "/compact undo brings the whole conversation back"
+        "/compact undo brings back what was before"
     )
 
 
 def undo_compacting(session: ChatSession) -> None:
-    """Bring the conversation back as it was. Raises UsageError: it was not shortened, or has gone on since."""
-    if session.before_compacting is None:
+    """Bring the conversation back as it was before the last summary. Raises UsageError: it was not shortened."""
+    if not session.before_compacting:
         raise UsageError("this conversation was not shortened here; /chats lists the earlier ones")
-    before, path, seen, name = session.before_compacting
+    *earlier, (before, path, seen, name) = session.before_compacting
     session.conversation.restore(before)
     session.start_new_file()
     if session.autosave and path:
         session.autosave.go_on_in(path, seen)
-    session.name, session.before_compacting = name, None
+    session.name, session.before_compacting = name, tuple(earlier)
     session.save()
-    session.info(f"the whole conversation is back: {len(session.conversation.messages)} messages")
+    what = "conversation before the last summary" if earlier else "whole conversation"
+    further = "; /compact undo takes the summary before it back too" if earlier else ""
+    session.info(f"the {what} is back: {len(session.conversation.messages)} messages{further}")

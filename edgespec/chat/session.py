@@ -52,8 +52,8 @@ class ChatSession:
     thinking_view: str = THINKING_VIEWS[0]  # how reasoning is printed, one of THINKING_VIEWS
     is_continued: bool = False  # the current answer was given to begin with
     opens_reasoning: bool = False  # what is new of the current answer begins within it
-    # With its file, the fingerprint of that, and its name.
-    before_compacting: tuple[Transcript, Path | None, tuple[int, int] | None, str | None] | None = None
+    # Before each /compact, the latest last: the conversation, its file, the fingerprint of that, and its name.
+    before_compacting: tuple[tuple[Transcript, Path | None, tuple[int, int] | None, str | None], ...] = ()
     prefill: str = ""  # how the next answer is to begin
     tools: ToolBox | None = None
     permit: Permit | None = None  # asks whether a tool may be run; None: nobody can be asked
@@ -131,7 +131,7 @@ class ChatSession:
 
     def _forget_conversation(self, name: str | None) -> None:
         """Drop what belonged to the conversation before this one, which has another name."""
-        self.answer, self.name, self.before_compacting = (), name, None
+        self.answer, self.name, self.before_compacting = (), name, ()
         self.written.clear()
 
     def record(self, answer: tuple[Chunk, ...]) -> None:

@@ -750,6 +750,31 @@ def test_compact_undo_leaves_what_another_chat_has_added_to_the_file_meanwhile(t
     assert Transcript.read(session.file or Path()).messages == whole
 
 
+def test_each_summary_can_be_taken_back(tmp_path: Path) -> None:
+    session, states = ruled(tmp_path, {SUMMARY_REQUEST: ["In short."], "short": ["Yes."]}), list[Any]()
+    for _ in range(2):
+        states.append((session.conversation.messages, session.file))
+        _follow(session, run_command(session, "/compact"))
+        answer(session, "long " * 50)
+    assert "the conversation before the last summary is back: 6 messages; /compact undo" in output(
+        session, "/compact undo"
+    )
+    assert (session.conversation.messages, session.file) == states[1]
+    assert "the whole conversation is back: 4 messages" in output(session, "/compact undo")
+    assert (session.conversation.messages, session.file) == states[0]
+    with pytest.raises(UsageError, match="was not shortened here"):
+        run_command(session, "/compact undo")
+
+
+def test_a_summary_that_saves_no_token_changes_nothing(tmp_path: Path) -> None:
+    session = ruled(tmp_path, {SUMMARY_REQUEST: ["In short."], "short": ["Yes."]})
+    answer(session, "short")
+    _follow(session, run_command(session, "/compact"))
+    before = session.conversation.messages, session.file
+    _follow(session, run_command(session, "/compact"))
+    assert (session.conversation.messages, session.file) == before
+
+
 def test_reasoning_that_the_prompt_has_opened_is_no_part_of_the_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
