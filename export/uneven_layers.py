@@ -44,14 +44,14 @@ class LayerSizes(NamedTuple):
         """
         first = config.num_layers - self.num_sharing
         kinds = [layer.sliding_window is not None for layer in config.layers]
-        sources, layers = {kind: i for i, kind in enumerate(kinds[:first])}, []
+        sources = {kind: i for i, kind in enumerate(kinds[:first])}
         if set(kinds) - sources.keys():
             raise SourceError(
                 f"{path}: its last {self.num_sharing} layers read keys and values of earlier ones of their kind, "
                 "and one kind has none; its settings are damaged"
             )
-        for i, (layer, own) in enumerate(zip(config.layers, self.layers, strict=True)):
-            other = replace(
+        layers = tuple(
+            replace(
                 layer,
                 num_kv_heads=own.num_kv_heads if own.num_kv_heads != config.num_kv_heads else None,
                 head_dim=own.head_dim if own.head_dim != config.head_dim else None,
@@ -59,8 +59,9 @@ class LayerSizes(NamedTuple):
                 keys_of=sources[kinds[i]] if i >= first else None,
                 has_values=own.has_values,
             )
-            layers.append(other)
-        return replace(config, layers=tuple(layers), layer_input_size=self.input_size, norms_values=True)
+            for i, (layer, own) in enumerate(zip(config.layers, self.layers, strict=True))
+        )
+        return replace(config, layers=layers, layer_input_size=self.input_size, norms_values=True)
 
 
 def sizes_from_huggingface(stated: SourceSettings, is_local: Sequence[bool]) -> LayerSizes:

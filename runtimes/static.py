@@ -68,10 +68,8 @@ class StaticDecoder(Decoder, Cache):
         self._options = new_run_options()  # for the passes that run, or the last ones
         if device.name != "cpu":
             cancel = options.get("cancel") or Cancel()
-            with (
-                ends_with(cancel, self.interrupt),
-                refuse_device(device),
-            ):  # whether a device runs a graph that it loads shows only in a pass
+            # Whether a device runs a graph that it loads shows only in a pass.
+            with ends_with(cancel, self.interrupt), refuse_device(device):
                 self._pass(np.zeros(1, np.int32), 0)  # what it leaves in the cache is masked
 
     @property

@@ -228,9 +228,8 @@ def _open_models(setup: Setup, undone: ExitStack) -> tuple[LoadedModel, TargetCa
     learner = None
     if wish.learn:  # from answers, for the first drafter of a chain
         firsts = [chain.models[0] for chain in setup.drafters]
-        learner = make_learner(wish.learn, firsts, setup.unused, wish.report)
-    if learner is not None:
-        undone.callback(learner.close)
+        if learner := make_learner(wish.learn, firsts, setup.unused, wish.report):
+            undone.callback(learner.close)
     settle_rows(target, decoder, setup.placement, wish.deterministic, wish.report)
     held, models = undone.enter_context(ExitStack()), setup.home.models.absolute()
     for each in (target, *setup.models):

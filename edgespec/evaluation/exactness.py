@@ -239,9 +239,8 @@ def compare_texts(
     prefix = append(prompt, np.array(plain[:first], np.int32))
     row = target.logits(prefix, 1)[-1]
     margin = abs(float(row[plain[first]]) - float(row[other[first]]))
-    return (
-        "near_tie" if margin <= width_difference(target, prefix, (plain[first], other[first]), 2) else "different"
-    )
+    is_near = margin <= width_difference(target, prefix, (plain[first], other[first]), 2)
+    return "near_tie" if is_near else "different"
 
 
 def judge_tokens(target: Decoder, prompt: Sequence[int] | TokenIds, answer: Sequence[int]) -> Plausible:

@@ -78,11 +78,8 @@ def build_document(
     by_category = _group(compared, lambda turn: turn["category"])
     categories = {name: _category(each) for name, each in by_category.items()}
     slow, fast = _tallies(turns)
-    mean = (
-        mean_of_categories([list(_by_prompt(each).values()) for each in by_category.values()])
-        if compared
-        else None
-    )
+    ratios = [list(_by_prompt(each).values()) for each in by_category.values()]
+    mean = mean_of_categories(ratios) if ratios else None
     worst = _worst(by_category)
     num_steps, steps_s = slow.widths.get(1, (0, 0.0))
     texts: Texts = {"equal": 0, "near_tie": 0, "different": 0, "not_judged": 0}

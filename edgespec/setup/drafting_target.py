@@ -270,10 +270,8 @@ class Evidence(NamedTuple):
 def evidence_of_use(target: ModelFolder, drafter: ModelFolder, placement: Placement) -> Evidence | None:
     """By what its drafts cost here and how many were accepted in answers; None where one of them is not known."""
     known = known_stats(target)
-    layout, accepted = (
-        known_layout(drafter.manifest, placement, known),
-        _count(known.chances, drafter.manifest.name),
-    )
+    layout = known_layout(drafter.manifest, placement, known)
+    accepted = _count(known.chances, drafter.manifest.name)
     if layout is None or accepted is None:
         return None
     runnable = without_trees(drafter.manifest, placement.drafter_device)

@@ -14,7 +14,7 @@ from edgespec.draft.limits import MIN_GAIN_OF_SPLIT
 from edgespec.draft.lookahead import best_window
 from edgespec.manifest import Manifest
 from edgespec.memory.estimate import FORESEEN_TOKENS, bytes_by_place, estimate_memory, sum_bytes
-from edgespec.memory.free_memory import ReadFreeMemory, Reserve, free_memory
+from edgespec.memory.free_memory import ReadFreeMemory, free_memory
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.tree import can_run_trees, tree_manifest
 from edgespec.setup.device_choice import Placement
@@ -254,7 +254,7 @@ def weigh_models(
         {each.manifest.name: without_trees(each.manifest, placement.drafter_device) for each in drafters},
         layouts,
         past,
-        memory_needs(placement, space, sizes, _kept),
+        memory_needs(placement, space, sizes, lambda reserve: reserve.context_bytes),
     )
     text_drafters = _text_drafters(texts, target, placement, layouts[0])
     return WeighedModels(weighed, Measurements(layouts, past, took), text_drafters)
@@ -265,10 +265,6 @@ def without_trees(drafter: Manifest, device: Device) -> Manifest:
     return drafter if can_run_trees(drafter, device) else replace(drafter, tree_graph=None)
 
 
-def _kept(reserve: Reserve) -> int:
-    return reserve.context_bytes
-
-
 def _lacking(target: ModelFolder, drafter: ModelFolder | None, space: MemoryReading, num_tokens: int) -> str:
     """Which memory is too small to open both models, with num_tokens in the target's cache; empty if all fits."""
     estimate = estimate_memory(target.manifest, weights_size(target), num_tokens)
@@ -276,7 +272,7 @@ def _lacking(target: ModelFolder, drafter: ModelFolder | None, space: MemoryRead
     if drafter is not None:
         estimate = estimate_memory(drafter.manifest, weights_size(drafter))
         parts.append(bytes_by_place(estimate, space.drafter_place, space.free))
-    return shortage(sum_bytes(parts), space.rooms(_kept), num_tokens)
+    return shortage(sum_bytes(parts), space.rooms(lambda reserve: reserve.context_bytes), num_tokens)
 
 
 def _longest(target: ModelFolder, drafters: Sequence[ModelFolder], space: MemoryReading) -> int:

@@ -5,6 +5,7 @@ All that is made lies in a folder beside the head, so that an interrupted traini
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -152,19 +153,13 @@ class HeadTraining:
         if num := len(texts) - len(held_out) - len(trained):
             self.report(f"left out {num} texts whose prompts are held out")
         shape, data, start = self.prepare(trained, held_out, self.folder.options.recipe)
+        layers = self.folder.layers[-shape.num_states : -1]
         trainer = Trainer(
             shape,
             data,
             start,
             self.folder.checkpoint,
-            lambda weights: write_head(
-                self.output,
-                shape,
-                weights,
-                data.tokens,
-                self.target_name,
-                self.folder.layers[-shape.num_states : -1],
-            ),
+            partial(write_head, self.output, shape, tokens=data.tokens, target=self.target_name, layers=layers),
             self.folder.options.device,
             saved=read_weights(self.output, shape) if (self.output / WEIGHTS).is_file() else None,
             recipe=self.folder.options.recipe,

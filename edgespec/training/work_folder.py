@@ -53,10 +53,7 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class WorkFolder:
-    """The files of a training in a folder.
-
-    loaded: The target.
-    """
+    """The files of a training in a folder; loaded is the target."""
 
     path: Path
     loaded: LoadedSource
