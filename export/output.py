@@ -123,8 +123,7 @@ class ExportProgress:
         self, expected_bytes: int, report: Report, name: str = "", on_step: ReportProgress = lambda progress: None
     ) -> None:
         """on_step takes each step of the export of name, in numbers."""
-        self._expected_bytes = expected_bytes
-        self._report = report
+        self._expected_bytes, self._report = expected_bytes, report
         self._name, self._on_step = name, on_step
         self._started = self._reported = monotonic()
 

@@ -67,9 +67,7 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 _DEFAULT = (r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
 _NFC = ("qwen2", "qwen35", "deepseek-r1-qwen", "olmo")
 # Unless the file says otherwise.
-_BOS_FIRST = (
-    *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2", "pixtral", "midm-2.0", "tekken"),
-)
+_BOS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2", "pixtral", "midm-2.0", "tekken")
 _WHOLE_WORDS_FIRST = (*_BOS_FIRST, "glm4", "minicpm5")
 _SINGLE_DIGITS = ("smollm", "starcoder", "refact", "exaone", "minerva-7b")
 _AS_GPT2 = ("gpt-2", "olmo", "exaone4", "a.x-4.0", "mellum", "trillion", "granite-docling")

@@ -137,12 +137,8 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
         if first < len(tokens) - num_last:
             start = max(start, first)
         is_within = not len(skipped) or len(tokens) - num_last > len(skipped)
-        if (
-            is_within
-            and len(skipped) >= first
-            and len(self._held)
-            and np.array_equal(tokens[: len(skipped)], skipped)
-        ):
+        may_go_on = is_within and len(skipped) >= first and len(self._held) > 0
+        if may_go_on and np.array_equal(tokens[: len(skipped)], skipped):
             part = tokens[len(skipped) :]
             if start <= len(skipped) + reusable_prefix(self._held, part, 0):
                 return part

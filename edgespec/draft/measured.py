@@ -9,6 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from threading import Lock
 from time import perf_counter
 from typing import NamedTuple
@@ -41,6 +42,7 @@ _LOG = logging.getLogger("edgespec.rounds")
 # Steps of the target for each token that a model drafts and for each that it reads, until they are measured.
 _UNKNOWN_COSTS = (0.25, 0.02)
 _PAUSE_SHARE = 0.1  # of the newest pause in the running average
+_rate = attrgetter("rate")
 
 
 class _Unlearned(NamedTuple):
@@ -206,10 +208,6 @@ class MeasuredPolicy:
             if option.source and (trial := option.source.trial(option, best, tokens)):
                 return trial
         return self._probes.choose(plain, best, options) or best
-
-
-def _rate(option: Promise) -> float:
-    return option.rate
 
 
 def _is_free(option: Promise) -> bool:

@@ -307,7 +307,6 @@ class AnswerWriter:
 
     def finish(self, last: Chunk) -> Chunk:
         """The last chunk with the text that was held back, and the figures."""
-        reason = last.finish_reason
         parts: list[Part] = [TextPart(last.text)]
         if last.tool_calls:
             parts = [*in_order(last.text, last.tool_calls, last.call_places)]
@@ -320,7 +319,7 @@ class AnswerWriter:
             self._is_cut = self._is_cut or self._calls.is_stopped
         elif not self._is_cut:
             parts.append(TextPart(self._text_stop.flush()))
-        reason = "stop" if self._is_cut else reason
+        reason = "stop" if self._is_cut else last.finish_reason
         reason = "tool_calls" if reason == "stop" and self._calls and self._calls.has_calls else reason
         text, events, places = split_parts(parts)
         logprobs = (*last.logprobs, *self._shown_logprobs(is_last=True))

@@ -21,7 +21,7 @@ from edgespec.setup.hub import PART, download, file_url, is_reachable, missing_b
 from edgespec.setup.model_uses import find_holder
 from edgespec.setup.repository import RemoteFile
 from edgespec.setup.snapshot import NEW, WEIGHTS, hold_fetch, is_new, mark_new, mark_old
-from edgespec.system.disk import explain_write_errors, hold_lock, require_disk_space, write_advice
+from edgespec.system.disk import explain_change, explain_write_errors, hold_lock, require_disk_space
 from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import LoadProgress, ReportProgress
 from edgespec.system.split_files import part_names
@@ -232,21 +232,20 @@ class Downloads:
         Raises EdgeSpecError: It is in use, or cannot be deleted.
         """
         size = _size(path)
-        try:
-            if path.name.startswith(_TEMPORARY):
-                _delete_abandoned(path, is_dry=is_dry)
-            elif path.is_dir():
-                _delete_commit(path, files, is_dry=is_dry)
-            else:
-                _require_unused(path)
-                if not is_dry:
-                    path.unlink()
-                    mark_old([path])
-        except TimeoutError as error:
-            raise EdgeSpecError(f"{path} is not deleted: {error}; try again once that process has ended") from None
-        except OSError as error:
-            advice = write_advice(error, "change its permissions")
-            raise EdgeSpecError(f"cannot delete {path} ({error.strerror}); {advice}") from None
+        with explain_change(f"delete {path}"):
+            try:
+                if path.name.startswith(_TEMPORARY):
+                    _delete_abandoned(path, is_dry=is_dry)
+                elif path.is_dir():
+                    _delete_commit(path, files, is_dry=is_dry)
+                else:
+                    _require_unused(path)
+                    if not is_dry:
+                        path.unlink()
+                        mark_old([path])
+            except TimeoutError as error:
+                again = "try again once that process has ended"
+                raise EdgeSpecError(f"{path} is not deleted: {error}; {again}") from None
         return size - _size(path)
 
 

@@ -25,7 +25,7 @@ from edgespec.draft.learned_head import MOST_ROWS, Count, LearnedHead, ShadowCou
 from edgespec.draft.verified_rows import VerifiedRows, no_rows
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.manifest import FILE_NAME
-from edgespec.system.disk import hold_lock, replace_file, write_advice
+from edgespec.system.disk import explain_change, hold_lock, replace_file
 from edgespec.system.file_hashes import file_record
 from edgespec.types import Report
 
@@ -64,18 +64,16 @@ class LearnedFile:
 
     def forget(self) -> None:
         """Delete what was learned. Raises EdgeSpecError: a session learns here, or it is not allowed."""
-        try:
-            with self.lock():
-                self.path.unlink()
-                if not any(self.path.parent.iterdir()):
-                    self.path.parent.rmdir()
-        except TimeoutError as error:
-            raise EdgeSpecError(
-                f"{self.path} is {error}, which learns and would write it again; end that session first"
-            ) from None
-        except OSError as error:
-            advice = write_advice(error, "change its permissions")
-            raise EdgeSpecError(f"cannot remove {self.path} ({error.strerror}); {advice}") from None
+        with explain_change(f"remove {self.path}"):
+            try:
+                with self.lock():
+                    self.path.unlink()
+                    if not any(self.path.parent.iterdir()):
+                        self.path.parent.rmdir()
+            except TimeoutError as error:
+                raise EdgeSpecError(
+                    f"{self.path} is {error}, which learns and would write it again; end that session first"
+                ) from None
 
     def read(self, report: Report = lambda line: None) -> LearnedHead | None:
         """Read the file; None where there is none, or one that cannot be used, which is reported."""

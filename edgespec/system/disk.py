@@ -19,6 +19,9 @@ from edgespec.system.signals import defer_signals
 from edgespec.system.units import format_bytes
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or a quota
+_ADVICE = dict.fromkeys(_FULL, "free some space") | {
+    errno.EROFS: "nothing can be changed on that disk: mount it for writing, or choose another place"
+}
 _MOST_BYTES = 20  # of the file of a lock
 _POLL_S = 0.01  # between two tries for a lock
 
@@ -49,22 +52,14 @@ def _disk_full(folder: Path, needed_bytes: int, free_bytes: int, reason: str = "
     )
 
 
-def write_advice(error: OSError, otherwise: str) -> str:
-    """The advice where a small file cannot be written or removed: what the error calls for, or something else."""
-    if error.errno in _FULL:
-        return "free some space"
-    if error.errno == errno.EROFS:
-        return "nothing can be changed on that disk: mount it for writing, or choose another place"
-    return otherwise
-
-
 @contextmanager
 def explain_change(what: str, otherwise: str = "change its permissions") -> Iterator[None]:
     """Raises EdgeSpecError: A small file or a folder cannot be changed, such as "delete FILE", with what to do."""
     try:
         yield
     except OSError as error:
-        raise EdgeSpecError(f"cannot {what} ({error.strerror}); {write_advice(error, otherwise)}") from None
+        advice = _ADVICE.get(error.errno or 0, otherwise)
+        raise EdgeSpecError(f"cannot {what} ({error.strerror}); {advice}") from None
 
 
 @contextmanager
