@@ -24,7 +24,7 @@ from edgespec.chat.past_rounds import show_last
 from edgespec.chat.session import ChatSession
 from edgespec.config.config_file import default_home
 from edgespec.system.command_line import join_words
-from edgespec.system.disk import hold_lock
+from edgespec.system.disk import explain_change, hold_lock
 from edgespec.system.printable import one_line
 from edgespec.system.units import format_bytes
 
@@ -356,11 +356,9 @@ def suggest_instead(session: ChatSession, wanted: str) -> None:
 
 def delete_chat(chat: SavedChat) -> None:
     """Delete its files. Raises EdgeSpecError: one cannot be deleted."""
-    try:
+    with explain_change(f"delete {chat.path}"):
         chat.path.unlink()
         kept_path(chat.path).unlink(missing_ok=True)
-    except OSError as error:
-        raise EdgeSpecError(f"cannot delete {chat.path}: {error.strerror}") from None
 
 
 def offer_deletion(session: ChatSession, wanted: str) -> None:

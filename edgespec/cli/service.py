@@ -28,7 +28,7 @@ from edgespec.cli.serve import require_servable
 from edgespec.config.options import OPTIONS
 from edgespec.system.command_line import join_words
 from edgespec.system.console import info
-from edgespec.system.disk import replace_file
+from edgespec.system.disk import explain_change, replace_file
 
 if TYPE_CHECKING:
     from edgespec.cli.service_manager import Command, ServiceManager
@@ -85,7 +85,9 @@ def _install(options: argparse.Namespace) -> None:
 
     with open_socket(options.host, options.port) as listening:  # raises where the port is in use
         url = url_of(listening)
-    _write(manager.path, content)
+    with explain_change(f"write {manager.path}"):
+        manager.path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(manager.path, content)  # for its owner alone, as it may have a key
     try:
         _try(*manager.reset)
         for command in manager.install:
@@ -146,14 +148,6 @@ def _variables(manager: "ServiceManager") -> dict[str, str]:
     if found and manager.name == "the Task Scheduler":
         info(f"a task has the variables of your account alone; set these with setx: {', '.join(found)}")
     return found
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, content)  # for its owner alone, as it may have a key
-    except OSError as error:
-        raise EdgeSpecError(f"cannot write {path} ({error.strerror})") from None
 
 
 def _start(options: argparse.Namespace) -> None:

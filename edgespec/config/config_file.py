@@ -16,8 +16,8 @@ from edgespec.config.options import OPTIONS, Option, Value
 from edgespec.errors import UsageError
 from edgespec.system.command_line import quote
 from edgespec.system.disk import explain_change, put_aside, replace_file
-from edgespec.system.text_files import decode_text
-from edgespec.system.units import format_bytes, parse_bytes
+from edgespec.system.text_files import read_text
+from edgespec.system.units import parse_bytes
 
 _PREFIX = "EDGESPEC_"
 _TESTS = "EDGESPEC_TEST_"  # variables that only tests read
@@ -205,13 +205,7 @@ def _read(path: Path) -> str:
     try:
         if stat.S_ISFIFO(path.stat().st_mode):  # which would be waited for
             raise UsageError(f"{path} is a pipe; put a file there, or name one with EDGESPEC_CONFIG")
-        with path.open("rb") as file:
-            data = file.read(_LARGEST_BYTES + 1)  # a device may have no end
-        if len(data) > _LARGEST_BYTES:
-            raise UsageError(
-                f"{path} is larger than {format_bytes(_LARGEST_BYTES)}, so it is no configuration file"
-            )
-        return decode_text(data).replace("\r\n", "\n")
+        return read_text(path, _LARGEST_BYTES)
     except OSError as error:
         raise UsageError(f"cannot read {path} ({error.strerror}); repair it or unset EDGESPEC_CONFIG") from None
     except ValueError as error:

@@ -169,7 +169,7 @@ def test_file_that_is_no_toml_is_refused_and_left_as_it_is(path: Path) -> None:
             set_option(path, "threads", "2")
         assert path.read_text() == text
     path.write_text("#" * (1 << 20) + "\n")
-    with pytest.raises(UsageError, match="larger than 1 MB"):
+    with pytest.raises(UsageError, match="has more than 1 MB"):
         set_option(path, "threads", "2")
 
 
@@ -402,5 +402,5 @@ def test_a_pipe_in_the_place_of_the_file_is_not_waited_for(path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs devices of Linux")
 def test_a_device_is_read_no_further_than_a_file_may_be() -> None:
     assert read_file(Path("/dev/null")) == {}
-    with pytest.raises(UsageError, match="larger than 1 MB"):
+    with pytest.raises(UsageError, match="has more than 1 MB"):
         read_file(Path("/dev/zero"))
