@@ -194,7 +194,6 @@ def model_home(
     open_decoder: "OpenDecoder | None" = None,
     measure_ranges: "MeasureRanges | None" = None,
 ) -> "edgespec.ModelHome":
-    """The user's model home."""
     return edgespec.ModelHome(edgespec.default_home(), offline, info, open_decoder, measure_ranges)
 
 

@@ -15,15 +15,8 @@ Options = argparse.Namespace
 Condition = Callable[[Options], bool]
 # What a run of bench depends on, which an earlier run has settled. Those that have a default come with it.
 _MEASURING = (
-    "resume",
-    "prompts",
-    "per-category",
-    "max-tokens",
-    "rounds",
-    "temperature",
-    "learned",
-    "both-modes",
-    "compare",
+    *("resume", "prompts", "per-category", "max-tokens", "rounds"),
+    *("temperature", "learned", "both-modes", "compare"),
 )
 
 

@@ -10,21 +10,8 @@ from typing import Any
 
 import psutil
 
-from edgespec import (
-    DeviceUnavailable,
-    ModelHome,
-    PressureReader,
-    ReadFreeMemory,
-    ReadPressure,
-    SamplingParams,
-    UsageError,
-    __version__,
-    cores,
-    free_memory,
-    import_onnxruntime,
-    in_flags,
-    load,
-)
+import edgespec
+from edgespec import DeviceUnavailable, SamplingParams, UsageError, in_flags
 from edgespec.config.config_file import config_path, default_home, read_settings
 from edgespec.evaluation.exactness import compare
 
@@ -39,22 +26,22 @@ _DRAFT_LENGTH = 4
 def machine_document() -> dict[str, Any]:
     """Versions, cores, memory, configuration and model home."""
     return {
-        "edgespec": __version__,
+        "edgespec": edgespec.__version__,
         "python": platform.python_version(),
         "numpy": version("numpy"),
         "platform": f"{platform.system()} {platform.machine()}",
         "onnxruntime": _runtime_document(),
-        "cores": asdict(cores()),
+        "cores": asdict(edgespec.cores()),
         "memory": memory_document(),
         **_settings_document(),
     }
 
 
 def memory_document(
-    read_free: ReadFreeMemory = free_memory, read_pressure: ReadPressure | None = None
+    read_free: edgespec.ReadFreeMemory = edgespec.free_memory, read_pressure: edgespec.ReadPressure | None = None
 ) -> dict[str, Any]:
     """The memory that this process may take, the reserve beside drafter models, and whether programs go short."""
-    memory, free, pressure = psutil.virtual_memory(), read_free(), (read_pressure or PressureReader())()
+    memory, free, pressure = psutil.virtual_memory(), read_free(), (read_pressure or edgespec.PressureReader())()
     return {
         "total_bytes": memory.total,
         "available_bytes": memory.available,
@@ -78,14 +65,14 @@ def _settings_document() -> dict[str, Any]:
             raise UsageError(f"the model home is {home}, and {existing} is not a folder; set EDGESPEC_HOME to one")
     except UsageError as error:
         return {"config": {**config, "problem": in_flags(str(error))}, "home": None}
-    download_bytes = sum(each.bytes for each in ModelHome(home).downloads)
+    download_bytes = sum(each.bytes for each in edgespec.ModelHome(home).downloads)
     place = {"path": str(home), "free_bytes": shutil.disk_usage(existing).free, "download_bytes": download_bytes}
     return {"config": config, "home": place}
 
 
 def _runtime_document() -> dict[str, Any]:
     try:
-        found = list(import_onnxruntime().get_available_providers())
+        found = list(edgespec.import_onnxruntime().get_available_providers())
     except DeviceUnavailable as error:
         return {"version": None, "providers": [], "problem": in_flags(str(error))}
     return {"version": sys.modules["onnxruntime"].__version__, "providers": found, "problem": None}
@@ -97,7 +84,7 @@ def self_test(folder: Path, num_threads: int | None) -> dict[str, Any]:
     Raises EdgeSpecError: The model does not load.
     """
     with (
-        load(folder, num_threads=num_threads, offline=True, report=lambda line: None) as engine,
+        edgespec.load(folder, num_threads=num_threads, offline=True, report=lambda line: None) as engine,
         engine.speculation.hold(),
     ):
         compared = compare(
@@ -112,7 +99,7 @@ def self_test(folder: Path, num_threads: int | None) -> dict[str, Any]:
         is_deterministic = engine.is_deterministic
     speeds, names = [], []
     for drafter in ("none", "auto"):
-        with load(
+        with edgespec.load(
             folder, drafter=drafter, num_threads=num_threads, offline=True, report=lambda line: None
         ) as engine:
             engine.generate(_PROMPTS[0], max_tokens=2, temperature=0.0)

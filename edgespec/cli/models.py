@@ -52,8 +52,6 @@ def add_models(parser: CommandParser) -> None:
             action.add_argument("--yes", action="store_true", help="do not ask, also where presets need the model")
         elif name not in ("list", "prune", "ps"):
             action.add_argument("model", metavar="MODEL", help="a model, as for chat")
-        if name == "ps":
-            add_options(action)
         if name == "list":
             action.add_argument("--all", action="store_true", help="list every model that can be pulled")
         if name == "prune":
@@ -70,7 +68,7 @@ def add_models(parser: CommandParser) -> None:
             action.add_argument("--name", metavar="NAME", help="the name to list, load and serve it by")
             action.add_argument("--no-drafter", action="store_true", help="do not pull the drafter")
             action.add_argument("--check", action="store_true", help="compare the prepared model with its source")
-            add_options(action)
+        add_options(action)
         action.set_defaults(run=run)
     parser.default_command = "list"
 

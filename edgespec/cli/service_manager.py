@@ -71,7 +71,6 @@ class ServiceManager:
 
 
 def find_manager(platform: str = sys.platform) -> ServiceManager:
-    """That of this system."""
     return {"win32": _task_scheduler, "darwin": _launchd}.get(platform, _systemd)()
 
 

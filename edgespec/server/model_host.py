@@ -213,7 +213,6 @@ class ModelHost:
             self._leave(lease)
 
     async def close(self) -> None:
-        """Close all models."""
         if self._watch:
             self._watch.cancel()
         for model in list(self._models.values()):

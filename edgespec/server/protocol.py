@@ -190,8 +190,6 @@ Metadata = Annotated[dict[str, Annotated[str, msgspec.Meta(max_length=512)]], ms
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputItem:
-    """An item of the input of a response."""
-
     type: str = "message"
     role: str | None = None
     content: Content | None = None

@@ -42,7 +42,6 @@ class ChannelText:
         self._is_answer = False  # likewise: it is for the user
 
     def text(self, piece: str) -> str:
-        """Take text."""
         if self._header is None:
             return piece
         self._header += piece
@@ -52,7 +51,6 @@ class ChannelText:
         return begun
 
     def mark(self, mark: str) -> str:
-        """Take a mark."""
         if self._header is None:
             self._header = CHANNEL if mark == CHANNEL else ""
             return ""
