@@ -187,10 +187,7 @@ def _compare(options: argparse.Namespace, texts: Sequence[str], mode: str) -> di
         settings["drafter"] = options.drafter
     # Noise decides sampled tokens as well, so the margins of logits explain no difference between them.
     samplings = [edgespec.SamplingParams()] + [edgespec.SamplingParams(temperature=0.8, seed=7)] * is_deterministic
-    with (
-        load_engine(options, model=options.exactness, **settings) as engine,
-        engine.speculation.hold(),
-    ):
+    with load_engine(options, model=options.exactness, **settings) as engine, engine.speculation.hold():
         if is_deterministic and not engine.is_deterministic:
             return {mode: {"holds": False, "tokens": 0, "differences": []}}
         fitting = _encode_fitting(engine, texts)

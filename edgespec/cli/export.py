@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import edgespec
 from edgespec import DeviceUnavailable, UsageError
-from edgespec.cli.arguments import (
-    Switch,
-    add_count,
-    add_file,
-    add_options,
-    model_home,
-    print_result,
-)
+from edgespec.cli.arguments import Switch, add_count, add_file, add_options, model_home, print_result
 from edgespec.cli.export_parts import (
     DRAFTER,
     TARGET,

@@ -38,11 +38,7 @@ _SHORT_NAMES = {
 # Of an everyday help: the characters that fit a line, the ends of sentences in a longer one, and what is kept.
 _SHORT, _PART_END, _DEFAULT = 64, re.compile(r"(?:; |\. )(?![^(]*\))"), re.compile(r" \(default: [^)]*\)$")
 _MOST_KNOWN = 20  # that a message lists
-_NUMBERS = {
-    "int": "a whole number",
-    "float": "a number",
-    "limit": "a whole number from 1, or -1 for no limit",
-}
+_NUMBERS = {"int": "a whole number", "float": "a number", "limit": "a whole number from 1, or -1 for no limit"}
 
 
 class _Formatter(argparse.HelpFormatter):
