@@ -24,7 +24,7 @@ from edgespec.chat.past_rounds import show_last
 from edgespec.chat.session import ChatSession
 from edgespec.config.config_file import default_home
 from edgespec.system.command_line import join_words
-from edgespec.system.disk import explain_change, hold_lock
+from edgespec.system.disk import explain_change, is_locked
 from edgespec.system.printable import one_line
 from edgespec.system.units import format_bytes
 
@@ -108,15 +108,9 @@ def running_mark(path: Path) -> Path:
 def is_running(path: Path) -> bool:
     """True if another process goes on with a conversation now."""
     mark = running_mark(path)
-    try:
-        if mark.read_bytes()[1:] == str(os.getpid()).encode():
-            return False
-        with hold_lock(mark, timeout_s=0.0):
-            return False
-    except TimeoutError:
-        return True
-    except OSError:
-        return False
+    with suppress(OSError):  # there is none
+        return mark.read_bytes()[1:] != str(os.getpid()).encode() and is_locked(mark)
+    return False
 
 
 def find_chat(folder: Path, wanted: str, listed: Sequence[Path] = ()) -> SavedChat:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.system.command_line import join_words
-from edgespec.system.disk import hold_lock
+from edgespec.system.disk import hold_lock, is_locked
 from edgespec.system.printable import one_line
 
 _BEFORE_PROCESS, _ENDING = "@", ".lock"  # in the name of a mark; names of models and downloads have no @
@@ -65,19 +65,9 @@ def find_holder(path: Path) -> str | None:
     """A program that has marked a path, as in "process 12 (edgespec serve tiny)"; None where none has."""
     for mark in path.parent.iterdir() if path.parent.is_dir() else ():
         name, _, rest = mark.name.rpartition(_BEFORE_PROCESS)
-        if name == path.name and _is_held(mark):
+        if name == path.name and is_locked(mark):
             return _describe(int(rest.partition("-")[0]))
     return None
-
-
-def _is_held(mark: Path) -> bool:
-    try:
-        with hold_lock(mark, timeout_s=0.0):  # removes what a killed program left
-            return False
-    except TimeoutError:
-        return True
-    except OSError:
-        return False
 
 
 def _describe(process_id: int) -> str:

@@ -234,6 +234,17 @@ def hold_lock(
             lock.release()
 
 
+def is_locked(path: Path) -> bool:
+    """True if somebody holds the lock named by path; what a killed program left is removed."""
+    try:
+        with hold_lock(path, timeout_s=0.0):
+            return False
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+
+
 def _require_lock(path: Path) -> None:
     """Raises OSError: Something else than a lock is there, which would be written over."""
     with suppress(FileNotFoundError):
