@@ -11,7 +11,7 @@ import edgespec
 from edgespec import UsageError
 from edgespec.cli.arguments import attribute_name, checked_name, print_result
 from edgespec.cli.parser import CommandParser
-from edgespec.config.options import OPTIONS, SAMPLING_OPTIONS
+from edgespec.config.options import LOAD_PARAMETERS, OPTIONS, SAMPLING_OPTIONS
 from edgespec.system.command_line import split_words
 from edgespec.system.console import info, warn
 from edgespec.system.disk import replace_file
@@ -122,14 +122,25 @@ def _change(options: argparse.Namespace) -> None:
 
     path = config_path()
     text = options.value and checked_name(options.key, options.value)
-    if text and options.key in SAMPLING_OPTIONS:  # each chat would refuse what no answer can have
-        given: Any = parse_value(options.key, text, "config set")
-        edgespec.SamplingParams(**{attribute_name(options.key): given})
+    if text:
+        _require_usable(options.key, parse_value(options.key, text, "config set"))
     value = set_option(path, options.key, text)
     if value is not None and OPTIONS[options.key].is_secret:
         value = "…"
     text = f"{options.key} is {'not set' if value is None else json.dumps(value, ensure_ascii=False)} in {path}"
     print_result(options, {"path": str(path), options.key: value}, text)
+
+
+def _require_usable(key: str, value: Any) -> None:
+    """Raises UsageError: Every command that takes the option would refuse its value."""
+    from edgespec.cli.serve import require_bounds
+
+    named = {attribute_name(key): value}
+    require_bounds(argparse.Namespace(**{attribute_name(n): each.default for n, each in OPTIONS.items()} | named))
+    if key in SAMPLING_OPTIONS:
+        edgespec.SamplingParams(**named)
+    if key in LOAD_PARAMETERS:
+        edgespec.Wish(model="", **{LOAD_PARAMETERS[key]: value})
 
 
 def _edit(options: argparse.Namespace) -> int:

@@ -113,6 +113,13 @@ def require_servable(options: argparse.Namespace) -> None:
     _require_server()
     from edgespec.server.security import parse_origins, require_key_on_network
 
+    require_bounds(options)
+    require_key_on_network(options.host, options.api_key)
+    parse_origins(options.allow_origin)
+
+
+def require_bounds(options: argparse.Namespace) -> None:
+    """Raises UsageError: A number of the server's options is one that it cannot have."""
     if not 0 <= options.port <= 65535:
         raise UsageError(f"--port is {options.port}; wanted 0 to 65535")
     require_positive(options, "max-models")
@@ -120,8 +127,6 @@ def require_servable(options: argparse.Namespace) -> None:
         raise UsageError(f"--max-parallel is {options.max_parallel}; wanted 1 to {MAX_ANSWERS}")
     if not 0 <= options.idle_timeout < 1e9:
         raise UsageError(f"--idle-timeout is {options.idle_timeout}; wanted seconds, or 0 to keep models")
-    require_key_on_network(options.host, options.api_key)
-    parse_origins(options.allow_origin)
 
 
 def _write_messages_to(path: Path) -> None:

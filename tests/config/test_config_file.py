@@ -305,6 +305,15 @@ def test_an_unknown_line_may_be_removed(path: Path) -> None:
         ("device", "cup", 2),
         ("drafter-device", "gpx", 2),
         ("top-p", "2.0", 2),
+        ("threads", "0", 2),
+        ("drafter-threads", "99999", 2),
+        ("context", "1", 2),
+        ("draft-length", "100000", 2),
+        ("learn", "a/b", 2),
+        ("port", "99999", 2),
+        ("max-models", "0", 2),
+        ("max-parallel", "50", 2),
+        ("idle-timeout", "-1", 2),
     ],
 )
 def test_what_every_command_would_refuse_is_not_stored(
