@@ -17,8 +17,8 @@ _TYPES = frozenset({"object", "array", "string", "integer", "number", "boolean",
 SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 SINGLE = (
-    *("items", "additionalProperties", "additionalItems", "contains", "propertyNames"),
-    *("not", "if", "then", "else"),
+    *("items", "additionalProperties", "additionalItems", "contains"),
+    *("not", "if", "then", "else", "propertyNames"),
 )
 # Formats of texts that llguidance ensures, and those that JSON Schema defines beside them. Any other is a note.
 ENSURED_FORMATS = frozenset(
