@@ -109,7 +109,7 @@ def _models(**_: Any) -> Iterable[str]:
 
 
 def _sources(prefix: str = "", **_: Any) -> Iterable[str]:
-    """What can be exported: files and folders, and names of the catalogue."""
+    """Sources to export: files and folders, and names of the catalogue."""
     from argcomplete.completers import FilesCompleter
 
     return [*edgespec.CATALOG, *FilesCompleter()(prefix)]

@@ -182,7 +182,7 @@ def format_of(asked: GenerationFields) -> StatedFormat | None:
 
 
 def _formats(prefix: str, given: StructuredOutputs) -> dict[str, Mapping[str, Any] | None]:
-    """What each field states, by its name in the request."""
+    """The format that each field states, by its name in the request."""
     if given.choice is not None and not given.choice:
         raise wrong(f"{prefix}choice", "has no texts; give at least one, or leave it out")
     choices = " | ".join(map(json.dumps, given.choice or ()))

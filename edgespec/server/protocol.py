@@ -111,7 +111,7 @@ class SamplingFields(ModelRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputs:
-    """What an answer has to match, by one of these fields."""
+    """The format that an answer has to match, by one of these fields."""
 
     json: dict[str, Any] | str | None = None
     regex: str | None = None

@@ -41,7 +41,7 @@ class HomeAdvice:
         return f"edgespec models pull {quote(name)}" if name else ""
 
     def find_pulled(self, folder: Path, form: str = "cpu", **about: Unpack["DeviceFacts"]) -> str | None:
-        """What may be pulled, for a device, to have a model of this home again; None where that is not known."""
+        """The name to pull, for a device, to have a model of this home again; None where that is not known."""
         if folder.parent != self.home.models or folder.is_symlink():
             return None
         name, _, precision = folder.name.rpartition("-")
@@ -92,7 +92,7 @@ class HomeAdvice:
         return f"edgespec models pull {quote(model)}" if is_source else ""
 
     def noted_source(self, folder: Path) -> str | None:
-        """What a model of this home, which may be gone, was exported from; None where that is unknown or gone."""
+        """The source of a model of this home, which may be gone; None where that is unknown or gone itself."""
         source = source_of(self.home.path, folder.name) if folder.parent == self.home.models else None
         return source if source and (os.path.exists(source) or is_named(source)) else None
 
