@@ -68,6 +68,8 @@ def add_files(session: ChatSession, files: Sequence[Attachment], report: Callabl
 
     Raises ContextOverflow: they do not fit beside what the model is sent already; nothing was attached then.
     """
+    if not files:
+        return
     names = {file.name for file in files}
     others = [file for file in session.attachments if file.name not in names]
     counts = [_count(session, file) for file in files]
@@ -81,8 +83,7 @@ def add_files(session: ChatSession, files: Sequence[Attachment], report: Callabl
     session.attachments = [*others, *files]
     for file, count in zip(files, counts, strict=True):
         report(f"attached {file.name}: {count} tokens")
-    if files:
-        report(f"{room - sum(counts)} tokens are left for your message and the answer")
+    report(f"{room - sum(counts)} tokens are left for your message and the answer")
 
 
 def attach(session: ChatSession, argument: str) -> None:

@@ -23,7 +23,7 @@ from edgespec.chat.clipboard import code_blocks, find_commands, osc52, text_to_c
 from edgespec.chat.command import NOTHING, is_command, split_command, unescape_message
 from edgespec.chat.commands import COMMANDS, run_command
 from edgespec.chat.compacting import SUMMARY_REQUEST, begin_compacting, compacting
-from edgespec.chat.files import AutosaveFile
+from edgespec.chat.files import AutosaveFile, add_files
 from edgespec.chat.loop import _follow, _obey, _prompt_progress, _run, _save_regularly
 from edgespec.chat.past_rounds import last_lines
 from edgespec.chat.plain import PlainPrinter, Waiting, is_plain
@@ -730,6 +730,13 @@ def test_a_file_that_was_changed_since_it_was_written_stays_as_it_is(
     assert path.read_bytes() == written + b"my own notes"
     output(session, f"/{command}! {path}")
     assert path.read_bytes() == written
+
+
+def test_nothing_is_too_long_where_nothing_is_attached(tmp_path: Path) -> None:
+    session = ruled(tmp_path, {})
+    engine: Any = session.engine
+    engine.context_length = 10
+    add_files(session, [], pytest.fail)
 
 
 def test_compact_undo_leaves_what_another_chat_has_added_to_the_file_meanwhile(tmp_path: Path) -> None:
