@@ -26,6 +26,7 @@ from edgespec.system.console import print_stderr, warn
 from edgespec.system.disk import has_content, hold_lock, replace_file
 from edgespec.system.printable import one_line
 from edgespec.system.signals import defer_signals
+from edgespec.system.units import format_count
 
 _NUM_SHOWN = 12
 _NOTHING = "no file is attached; /attach FILE sends a file's text with your next message"
@@ -82,7 +83,7 @@ def add_files(session: ChatSession, files: Sequence[Attachment], report: Callabl
         raise ContextOverflow(needed, context, session.engine.manifest.context_length)
     session.attachments = [*others, *files]
     for file, count in zip(files, counts, strict=True):
-        report(f"attached {file.name}: {count} tokens")
+        report(f"attached {file.name}: {format_count(count, 'token')}")
     report(f"{room - sum(counts)} tokens are left for your message and the answer")
 
 
@@ -92,7 +93,7 @@ def attach(session: ChatSession, argument: str) -> None:
         add_files(session, [*map(read_attachment, find_paths(argument))], session.info)
         return
     lines = [
-        f"{number}  {file.name}: {_count(session, file)} tokens"
+        f"{number}  {file.name}: {format_count(_count(session, file), 'token')}"
         for number, file in enumerate(session.attachments, 1)
     ]
     if lines:
@@ -231,7 +232,8 @@ def save_to(session: ChatSession, path: Path) -> None:
     """Write the conversation as JSON Lines. Raises EdgeSpecError: it cannot be written."""
     session.transcript().save(path)
     session.written[path.absolute()] = _fingerprint(path)
-    session.info(f"{len(session.conversation.messages)} messages saved to {one_line(str(path), 200)}")
+    num = format_count(len(session.conversation.messages), "message")
+    session.info(f"{num} saved to {one_line(str(path), 200)}")
 
 
 def export_to(session: ChatSession, path: Path) -> None:
@@ -243,7 +245,8 @@ def export_to(session: ChatSession, path: Path) -> None:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise EdgeSpecError(f"cannot write {path}: {reason}") from None
     session.written[path.absolute()] = _fingerprint(path)
-    session.info(f"{len(session.conversation.messages)} messages written to {one_line(str(path), 200)}")
+    num = format_count(len(session.conversation.messages), "message")
+    session.info(f"{num} written to {one_line(str(path), 200)}")
 
 
 def trace_to(session: ChatSession, path: Path) -> None:

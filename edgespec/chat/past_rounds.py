@@ -9,6 +9,7 @@ from edgespec.chat.call_text import describe_steps
 from edgespec.chat.plain import PlainPrinter, Printer, is_plain
 from edgespec.chat.session import ChatSession
 from edgespec.system.printable import one_line, printable
+from edgespec.system.units import format_count
 
 _NUM_LAST, _MAX_LINES = 2, 24  # what a chat that goes on begins with: rounds, and lines of each answer
 
@@ -73,9 +74,9 @@ def describe_resumed(session: ChatSession) -> str:
     """A line about the conversation that a file held."""
     if not (rounds := session.conversation.rounds):
         return "the conversation is empty"
-    num, hint = len(session.conversation.messages), ""
+    num, hint = format_count(len(session.conversation.messages), "message"), ""
     if rounds[-1].answer is None:
         hint = " It has no answer yet; /retry asks for one."
     elif rounds[-1].cut_short in ("cancelled", "tool_calls"):
         hint = " Its answer was cut off; /go continues it, /retry asks for a new one."
-    return f"{num} messages; your last message: {one_line(brief_message(rounds[-1].user), 60)!r}.{hint}"
+    return f"{num}; your last message: {one_line(brief_message(rounds[-1].user), 60)!r}.{hint}"

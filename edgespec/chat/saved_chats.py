@@ -26,7 +26,7 @@ from edgespec.config.config_file import default_home
 from edgespec.system.command_line import join_words
 from edgespec.system.disk import explain_change, is_locked
 from edgespec.system.printable import one_line
-from edgespec.system.units import format_bytes
+from edgespec.system.units import format_bytes, format_count
 
 _TITLE_CHARACTERS = 44
 _NAME_CHARACTERS = 50  # before a number; names have 60 at most
@@ -182,7 +182,7 @@ def describe_chats(
         (
             f"{'*' if each.path == current else ' '}{number}",
             each.title,
-            f"{len(each.transcript.messages)} messages",
+            format_count(len(each.transcript.messages), "message"),
             _when(each.changed, now),
             # Of a path the last part, which tells most.
             one_line(re.split(r"[/\\]", (each.transcript.model or "").rstrip("/\\"))[-1], 24),
@@ -316,7 +316,7 @@ def show_chats(session: ChatSession, words: str) -> None:
     numbers, listed = [i for i, _ in shown], [each for _, each in shown]
     lines = describe_chats(listed, numbers, datetime.now(), session.file, columns)
     if len(found) > len(shown):
-        lines.append(f"and {len(found) - len(shown)} older ones; /chats WORDS searches them")
+        lines.append(f"and {format_count(len(found) - len(shown), 'older one')}; /chats WORDS searches them")
     session.info("\n".join([*lines, "/open NAME or NUMBER continues one"]))
 
 
@@ -358,8 +358,8 @@ def delete_chat(chat: SavedChat) -> None:
 def offer_deletion(session: ChatSession, wanted: str) -> None:
     """Say how to delete a saved chat, which has to be confirmed. Raises UsageError: it cannot be deleted."""
     chat = _deletable_chat(session, wanted)
-    num = len(chat.transcript.messages)
-    session.info(f"/delete! {wanted} deletes '{one_line(chat.title, 60)}' with {num} messages for good")
+    num = format_count(len(chat.transcript.messages), "message")
+    session.info(f"/delete! {wanted} deletes '{one_line(chat.title, 60)}' with {num} for good")
 
 
 def delete_saved(session: ChatSession, wanted: str) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from edgespec import Stats
 from edgespec.system.printable import one_line
-from edgespec.system.units import format_speed
+from edgespec.system.units import format_count, format_speed
 
 _NOT_DRAFTING = "none"
 _CUT = ("length", "cancelled", "timeout")  # ends after which an answer can go on
@@ -149,8 +149,7 @@ def format_report(
     if stats.decode_tokens_per_second:
         lines.append(
             f"{format_speed(stats.decode_tokens_per_second)} tokens/s: the model ran {stats.passes} times for "
-            f"{stats.num_emitted} token{'s' * (stats.num_emitted != 1)} "
-            f"({stats.tokens_per_pass:.2f} tokens a pass)"
+            f"{format_count(stats.num_emitted, 'token')} ({stats.tokens_per_pass:.2f} tokens a pass)"
         )
     if stats.time_to_first_token_s is not None:
         speed = stats.prefill_tokens_per_second

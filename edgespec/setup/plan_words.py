@@ -14,7 +14,7 @@ from edgespec.setup.measured_placements import Measurements
 from edgespec.setup.planner import Layout, Plan, PlannedOption, draft_rates, is_counted
 from edgespec.setup.profile import Place, drafter_key
 from edgespec.system.printable import printable
-from edgespec.system.units import format_bytes, format_speed
+from edgespec.system.units import format_bytes, format_count, format_speed
 
 Document = Mapping[str, Any]
 
@@ -55,7 +55,7 @@ def _what(document: Document) -> str:
     model, schedule, drafter = document["model"], document["schedule"], document["drafter"]
     if drafter is None:
         return f"{model}: plain decoding" + (" and what the text drafts" if document["drafters"] else "")
-    length, wait = (_count(document[name], "token") for name in ("draft_length", "wait"))
+    length, wait = (format_count(document[name], "token") for name in ("draft_length", "wait"))
     waits = f", after a miss {wait} waited for" if schedule != "serial" else ""
     return f"{model}: {schedule} with {drafter}, up to {length} a draft{waits}"
 
@@ -175,15 +175,11 @@ def _wrap(text: str, first: str, other: str) -> list[str]:
 def _place(document: Document, model: str) -> str:
     """A device, and the threads of a processor; a GPU has none that a user could set."""
     device: str = document[f"{model}_device"]
-    return f"{device}, {_count(document[f'{model}_threads'], 'thread')}" if _is_processor(device) else device
+    return f"{device}, {format_count(document[f'{model}_threads'], 'thread')}" if _is_processor(device) else device
 
 
 def _is_processor(device: str) -> bool:
     return device.rpartition(":")[2] == "cpu"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def document_of(

@@ -1,4 +1,4 @@
-"""Sizes in bytes and speeds in tokens per second, as users write and read them."""
+"""Sizes in bytes, speeds in tokens per second and counts, as users write and read them."""
 
 import re
 
@@ -37,6 +37,11 @@ def parse_bytes(size: int | str, what: str = "the memory limit (--memory)") -> i
     if not _MIN_BYTES <= num_bytes < _MAX_BYTES:
         raise UsageError(f"{what} is {size!r:.40}; wanted 1M to a million T, such as 2G or 512M")
     return num_bytes
+
+
+def format_count(number: int, what: str) -> str:
+    """1 token, 2 tokens."""
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def format_speed(tokens_per_second: float, decimals: int = 1) -> str:

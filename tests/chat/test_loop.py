@@ -732,6 +732,21 @@ def test_a_file_that_was_changed_since_it_was_written_stays_as_it_is(
     assert path.read_bytes() == written
 
 
+def test_one_message_is_counted_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = ruled(tmp_path, {})
+    for _ in range(2):
+        output(session, "/clear")
+        session.conversation.stream("why").close()
+        session.save()
+    assert "1 message saved to" in output(session, f"/save {tmp_path / 'talk'}")
+    monkeypatch.setattr("edgespec.chat.saved_chats._MOST_LISTED", 2)
+    listed = output(session, "/chats").splitlines()
+    assert [" 1 message " in each for each in listed[:2]] == [True, True]
+    assert listed[2] == "and 1 older one; /chats WORDS searches them"
+    assert "with 1 message for good" in output(session, "/delete 2")
+    assert "1 message; your last message: 'why'." in output(session, f"/load {tmp_path / 'talk'}")
+
+
 def test_nothing_is_too_long_where_nothing_is_attached(tmp_path: Path) -> None:
     session = ruled(tmp_path, {})
     engine: Any = session.engine
