@@ -32,13 +32,13 @@ def begin_compacting(session: ChatSession) -> Reply:
 def compacting(session: ChatSession) -> Iterator[None]:
     """Within, the model writes its summary, of which nothing is saved; without a whole one nothing changes."""
     autosave, session.autosave = session.autosave, None
-    answer = session.answer, session.has_looped, session.is_continued, session.opens_reasoning
+    answer = session.answer, session.has_looped, session.begun, session.opens_reasoning
     try:
         yield
     finally:
         session.autosave = autosave
         asked, last = session.conversation.undo(), session.last
-        session.answer, session.has_looped, session.is_continued, session.opens_reasoning = answer
+        session.answer, session.has_looped, session.begun, session.opens_reasoning = answer
     _take_summary(session, asked, (last and last.finish_reason) or "cancelled")
 
 

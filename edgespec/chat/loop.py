@@ -9,7 +9,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
-from edgespec import Chunk, ContextOverflow, EdgeSpecError, Reply
+from edgespec import Chunk, ContextOverflow, EdgeSpecError, Reply, split_reasoning
 from edgespec.chat.call_text import describe_calls
 from edgespec.chat.command import NOTHING, Next, block_text, is_command, unescape_message
 from edgespec.chat.commands import run_command
@@ -188,8 +188,7 @@ def _obey(session: ChatSession, line: str, before: Next) -> Next:
     """Do what a line says, which may be a text that the command before it has put into the input."""
     if before.edits_answer:
         if line:
-            session.conversation.rewrite(line)
-            session.save()
+            session.rewrite(line)
             session.info("the answer is changed; /go continues it, or send your next message")
         return NOTHING
     if line == "?":
@@ -227,7 +226,7 @@ def _follow(session: ChatSession, following: Next) -> None:
             _answer(session, reply)
     if following.shows_last:
         session.info("")
-        _print_chunks(session, session.answer)
+        _print_chunks(session, session.answer, begun=session.begun)
 
 
 def _write_answer(session: ChatSession, reply: Reply, *, shows_begun: bool = False) -> None:
@@ -312,7 +311,9 @@ def _print_chunks(
     begun: str = "",
 ) -> tuple[Chunk, ...]:
     """Print chunks behind the text that an answer was given to begin with; return them."""
-    is_open = session.opens_reasoning and not begun
+    # What was given may hold the mark that opens the reasoning, which a text behind it shows, or only its end.
+    has_mark = bool(split_reasoning(f"{begun}…", is_open=False)[0])
+    is_open = not has_mark and (session.opens_reasoning or bool(split_reasoning(begun)[0]))
     printer = _make_printer(session, stream or sys.stdout, is_open=is_open)
     seen: list[Chunk] = []
     try:

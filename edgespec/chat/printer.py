@@ -223,7 +223,7 @@ class ThinkingPrinter:
             self._progress.show(f"… thinking, {self._num_tokens} tokens"[: max(0, self._console.width - 1)])
 
     def _tell_end(self) -> None:
-        if self._is_told or not self._num_tokens:
+        if self._is_told or not (self._num_tokens or self._is_shown):
             return
         self._is_told = True
         self._progress.show("")

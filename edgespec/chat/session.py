@@ -50,7 +50,7 @@ class ChatSession:
     has_looped: bool = False  # the last answer ends with a span that came over and over
     name: str | None = None  # of the conversation
     thinking_view: str = THINKING_VIEWS[0]  # how reasoning is printed, one of THINKING_VIEWS
-    is_continued: bool = False  # the current answer was given to begin with
+    begun: str = ""  # what the current answer was given to begin with
     opens_reasoning: bool = False  # what is new of the current answer begins within it
     # Before each /compact, the latest last: the conversation, its file, the fingerprint of that, and its name.
     before_compacting: tuple[tuple[Transcript, Path | None, tuple[int, int] | None, str | None], ...] = ()
@@ -94,13 +94,20 @@ class ChatSession:
 
     def begin_answer(self, reply: Reply) -> None:
         """Take what the text of an answer begins with."""
-        self.is_continued, self.opens_reasoning = bool(reply.begun), reply.opens_reasoning
+        self.begun, self.opens_reasoning = reply.begun, reply.opens_reasoning
+
+    def rewrite(self, text: str) -> None:
+        """Put a text in the place of the last answer, of which the figures stay."""
+        self.conversation.rewrite(text)
+        self.begun, self.opens_reasoning = text, False
+        self.answer = tuple(replace(each, text="", token_ids=(), origins=()) for each in self.answer[-1:])
+        self.save()
 
     @property
     def has_spent_budget(self) -> bool:
         """True if the reasoning of the current answer, if that is a whole one, was closed for its budget."""
         budget = self.conversation.thinking_budget
-        if budget is None or self.is_continued:
+        if budget is None or self.begun:
             return False
         tokens = np.array([token for chunk in self.answer for token in chunk.token_ids], np.int32)
         return has_spent(tokens, budget, self.engine.tokenizer, is_open=self.opens_reasoning)

@@ -27,7 +27,7 @@ from edgespec.chat.files import AutosaveFile, add_files
 from edgespec.chat.loop import _follow, _obey, _prompt_progress, _run, _save_regularly
 from edgespec.chat.past_rounds import last_lines
 from edgespec.chat.plain import PlainPrinter, Waiting, is_plain
-from edgespec.chat.printer import OriginPrinter, TokenTexts
+from edgespec.chat.printer import OriginPrinter, ThinkingPrinter, TokenTexts
 from edgespec.chat.session import ChatSession
 from edgespec.chat.settings import apply_setting
 from edgespec.chat.status import Status, format_answer, format_report, format_status, reason_off
@@ -732,6 +732,34 @@ def test_a_file_that_was_changed_since_it_was_written_stays_as_it_is(
     assert path.read_bytes() == written
 
 
+def test_an_answer_is_shown_again_with_what_it_was_given_to_begin_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = ruled(tmp_path, {"why|It": [" is", None], "why|It is": [" so."], "why|Or": [" not."]})
+
+    def shown(*lines: str) -> str:
+        for line in lines:
+            _follow(session, _obey(session, line, NOTHING))
+        capsys.readouterr()
+        _follow(session, run_command(session, "/show plain"))
+        return capsys.readouterr().out
+
+    assert shown("/prefill It", "why") == "It is\n"
+    assert shown("/go") == "It is so.\n"
+    _obey(session, "Or", run_command(session, "/answer"))
+    assert shown() == "Or\n"
+    assert shown("/go") == "Or not.\n"
+
+
+def test_reasoning_that_was_given_is_shown_apart_from_the_answer() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, width=60)
+    printer = ThinkingPrinter(PlainPrinter(screen), console, "show", is_open=True)
+    printer.push(Chunk(text="it is so\n</think>\n\nFour", token_ids=()))
+    printer.end()
+    assert screen.getvalue() == "it is so\n\nFour\n"
+
+
 def test_one_message_is_counted_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = ruled(tmp_path, {})
     for _ in range(2):
@@ -832,7 +860,7 @@ def test_reasoning_that_goes_on_is_printed_as_reasoning(
                 _follow(session, _obey(session, line, NOTHING))
             session.conversation.rewrite(f"{said[:-1]} is")
             _follow(session, run_command(session, "/go"))
-    assert were_open == [False, True, True, False, False, False, *(True, True, True, False, True, False)]
+    assert were_open == [False, True, False, False, False, False, *(True, True, True, False, True, False)]
 
 
 @pytest.mark.parametrize("error", [MemoryExhausted("no room"), Leave()])
