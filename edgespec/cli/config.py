@@ -122,7 +122,7 @@ def _change(options: argparse.Namespace) -> None:
 
     path = config_path()
     text = options.value and checked_name(options.key, options.value)
-    if text:
+    if text is not None and options.key != "home":  # of which "" is the default
         _require_usable(options.key, parse_value(options.key, text, "config set"))
     value = set_option(path, options.key, text)
     if value is not None and OPTIONS[options.key].is_secret:

@@ -310,6 +310,8 @@ def test_an_unknown_line_may_be_removed(path: Path) -> None:
         ("context", "1", 2),
         ("draft-length", "100000", 2),
         ("learn", "a/b", 2),
+        ("learn", "", 2),
+        ("drafter", "", 2),
         ("port", "99999", 2),
         ("max-models", "0", 2),
         ("max-parallel", "50", 2),
