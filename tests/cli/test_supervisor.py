@@ -300,8 +300,9 @@ def test_chat_goes_on_once_after_a_crash_and_its_terminal_is_as_it_was(tiny_mode
 def test_commands_that_run_no_model_and_help_stay_in_one_process(tmp_path: Path) -> None:
     program = (
         "import subprocess, sys; from edgespec.__main__ import main\n"
-        "def popen(*_, **__): print('started'); sys.exit(9)\n"
-        "subprocess.Popen = popen; sys.argv[1:] = sys.argv[1].split(); sys.exit(main())"
+        "class Popen(subprocess.Popen):\n"
+        "    def __init__(self, *_, **__): print('started'); sys.exit(9)\n"
+        "subprocess.Popen = Popen; sys.argv[1:] = sys.argv[1].split(); sys.exit(main())"
     )
     for words in ("--version", "--help", "models list", "config", "chat --help"):
         with started(words, program=program, home=tmp_path) as process:
