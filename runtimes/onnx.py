@@ -29,7 +29,7 @@ from edgespec.decoding.decoder import (
 )
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.decoding.pass_queue import Caller
-from edgespec.errors import MemoryExhausted, require_context
+from edgespec.errors import ContextOverflow, MemoryExhausted, require_context
 from edgespec.manifest import Manifest
 from edgespec.runtimes.device_checks import DeviceChecks, report_slow_check
 from edgespec.runtimes.device_rows import to_argmax
@@ -186,7 +186,8 @@ class OnnxDecoder(Decoder, Cache, Forks):
 
     def run(self, given: Pass) -> Rows:
         tokens, num_rows = given.tokens, given.num_rows
-        require_context(len(tokens), self.context_length)
+        if len(tokens) > self.context_length:
+            raise ContextOverflow(len(tokens), self.context_length)
         assert 1 <= num_rows <= len(tokens)
         with self._lock, translate_memory_errors("running a pass"):
             self._begin()
