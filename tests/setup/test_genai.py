@@ -146,7 +146,11 @@ def test_input_that_only_the_configuration_has_is_left_out(folder: Path) -> None
 
 @pytest.mark.parametrize("compared", ["Greater", "GreaterOrEqual"])
 def test_context_ends_where_a_long_text_takes_other_angles(folder: Path, compared: str) -> None:
-    """As the builder writes longrope: a table by the text's length, or for DirectML the second half of one."""
+    """A graph of GenAI's builder takes another table of angles behind a border in tokens (longrope).
+
+    It chooses by an If (Greater), or for DirectML by the second half of one table (GreaterOrEqual). Keys that the
+    cache holds would have the angles of the first table, so the context of the folder ends at the border.
+    """
 
     def choose(model: onnx.ModelProto) -> None:
         length = "/model/attn_mask_reformat/attn_mask_subgraph/Gather/output_0"

@@ -40,7 +40,9 @@ def test_a_terminal_has_one_line_of_progress(monkeypatch: pytest.MonkeyPatch) ->
     ]
 
 
-def test_a_program_without_a_console_loads_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_without_a_console_loads_in_silence(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     closed = io.StringIO()
     closed.close()
     for stream in (None, closed):
@@ -49,6 +51,7 @@ def test_a_program_without_a_console_loads_in_silence(monkeypatch: pytest.Monkey
         lines = TerminalLines()
         lines.report("fetching a.bin")
         lines.progress(LoadProgress("download", "a.bin", 1, 2))
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_file_or_pipe_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,7 +223,11 @@ def test_stored_answers_to_a_prompt_that_is_held_out_are_not_trained_on(
 def test_a_token_that_begins_the_users_turn_marks_no_prompt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: list[list[int]], *, is_exact: bool
 ) -> None:
-    """As in GLM-4: 7 begins the user's turn, and 9 the answer. One text has a system message, or a long prompt."""
+    """Prompts that differ behind an end token of the model, which begins the user's turn, are told apart.
+
+    The tokens are in the place of GLM-4's: 7 is that end token, and 9 begins the answer. Among the texts may be
+    one with a system message, or with a prompt longer than what is stored of it.
+    """
     folder, texts = folder_of(tmp_path, monkeypatch, 9)
     prompts = [[5, 6, 7, first, 9] for first in range(20, 60)]
     for number, prompt in enumerate(prompts + others):
