@@ -62,9 +62,10 @@ class ExpertsWriter:
     ) -> ir.Value:
         """The weighted sum of the chosen experts' outputs for x, [1, num_tokens, hidden_size].
 
-        Router logits are [num_tokens, num_experts], stacks of each expert gate and up, and of each expert down.
-
-        choice: What is added to the probabilities of the experts as they are chosen, [num_experts].
+        Args:
+            router_logits: [num_tokens, num_experts].
+            stacks: Of each expert gate and up, and of each expert down.
+            choice: What is added to the probabilities of the experts as they are chosen, [num_experts].
         """
         if not self._rule.has_fused_products:
             return self._mixed(name, x, router_logits, routing, stacks, choice)

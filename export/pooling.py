@@ -25,7 +25,9 @@ _GGUF_KINDS = {1: "mean", 2: "cls", 3: "last", 4: "rank"}  # 0 is none
 def pooling_of_folder(folder: Path, settings: Mapping[str, Any], *, add_bos: bool) -> Pooling | None:
     """The pooling of a Hugging Face folder; None where its model writes text.
 
-    Settings are those of its config.json; add_bos says whether its tokenizer puts a first token before a text.
+    Args:
+        settings: Of its config.json.
+        add_bos: Whether its tokenizer puts the first token of all texts before one.
 
     Raises SourceError: A vector of a text is made in another way than the export knows.
     """

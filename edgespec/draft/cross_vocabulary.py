@@ -192,7 +192,9 @@ def respell(guess: list[int], tokenizer: Tokenizer, spellings: Mapping[int, byte
     So `:` and a line break, which is all that a drafter can draft that lacks the token of both, become that token:
     of four tokens drafted by SmolLM2-135M for Qwen2.5-Coder-1.5B 1.60 are accepted instead of 1.47.
 
-    Tokenizer and spellings, the bytes of its tokens, are the target's.
+    Args:
+        tokenizer: The target's.
+        spellings: Bytes of the target's tokens.
     """
     end = next((i for i, token in enumerate(guess) if token not in spellings), len(guess))
     text = b"".join(spellings[token] for token in guess[:end])
@@ -207,7 +209,9 @@ def find_translation(
 ) -> tuple[Translation, float] | None:
     """The translation for a drafter and the share of the target's tokens that it has; None if their tokens agree.
 
-    Tokenizers, ends and names are those of target and drafter, vocab_size is the target's.
+    Args:
+        tokenizers: Of target and drafter, as are ends and names.
+        vocab_size: The target's.
 
     Raises VocabularyMismatch: The drafter has too few of the target's tokens.
     """

@@ -195,7 +195,8 @@ class DraftModelStats:
         Whether the step or its branches became dearer is known once both were seen: what slows every step slows
         those with branches too.
 
-        unfinished: The step that is being done; it takes at least what it has taken.
+        Args:
+            unfinished: The step that is being done; it takes at least what it has taken.
         """
         seen = list(ended)
         if unfinished is not None and unfinished.taken_s > self._expected(unfinished):
@@ -250,9 +251,12 @@ def split_surprise(factor: float, beside: float, contention: float) -> tuple[flo
     Each is known from what was seen of it. Of what was seen of the other it takes a share, for some of it is the
     machine's speed.
 
-    beside: The share of the work that was done beside the other lane.
+    Args:
+        factor: The correction of what was expected.
+        beside: The share of the work that was done beside the other lane.
 
-    Returns the factor on the time alone, and the new contention, at least 1.
+    Returns:
+        The factor on the time alone, and the new contention, at least 1.
     """
     alone = factor ** (1 - beside + _COUPLED * beside)
     together = factor ** (beside + _COUPLED * (1 - beside))

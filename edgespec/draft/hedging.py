@@ -37,7 +37,9 @@ def choose(
 ) -> tuple[Tree, list[int]]:
     """The tree with the next best choices that are worth a row of the drafter, and the nodes to draft on from.
 
-    num_verified: How many tokens of the first choices the target verifies.
+    Args:
+        num_verified: How many tokens of the first choices the target verifies.
+        longest: The most tokens that lie after each other.
     """
     outcomes = [*_next_best(tree, worth, num_verified), *_ends(tree, worth)]
     outcomes = [each for each in outcomes if each.position + 1 < longest]
@@ -66,7 +68,8 @@ def behind(tree: Tree, tips: Sequence[int], guesses: Sequence[Guess], worth: Wor
 def typical_branching(step_times: Sequence[float]) -> tuple[int, float]:
     """The rows of a step, and the share of misses whose outcome they cover, where chances are unknown.
 
-    step_times: Time of a step by its rows, over that of a step of one, [max_rows].
+    Args:
+        step_times: Time of a step by its rows, over that of a step of one, [max_rows].
     """
     worth, tree = replace(UNKNOWN_WORTH, step_times=step_times), NO_DRAFT
     others = tuple(range(1, len(worth.others) + 1))

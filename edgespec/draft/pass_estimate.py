@@ -135,7 +135,9 @@ def _drift(cov: _Floats) -> _Floats:
 def starting_spreads(known: Mapping[int, float], measured: Sequence[int]) -> list[float]:
     """The spread of each ratio before a session's first pass, [NUM_WIDTHS].
 
-    Known spreads were stored, by width; measured are widths that were measured at least once.
+    Args:
+        known: Spreads that were stored, by width.
+        measured: Widths that were measured at least once.
     """
     if not known:
         known = {width: MEASURED for width in measured if width > 1}

@@ -50,7 +50,9 @@ def open_chain(
 ) -> OpenModel:
     """Open the first model as the target's drafter in a lane, and each next one as that of the one before it.
 
-    For a drafting head hidden_states are those that the target's decoder keeps, and learner its own, if it learns.
+    Args:
+        hidden_states: Those that the target's decoder keeps, for a drafting head.
+        learner: Of the head among the models, if it learns.
 
     Raises:
         Cancelled: cancel was set.
@@ -103,7 +105,10 @@ def make_sets(
 ) -> list[DrafterSet]:
     """All drafters of a setup, and the smaller sets that remain if memory is short.
 
-    texts: Names of drafters that draft from the text, or from stored answers; the others are as in open_chain.
+    Args:
+        texts: Names of drafters that draft from the text, or from stored answers.
+        hidden_states: Those that the target's decoder keeps.
+        learner: Of a drafting head, if one learns.
     """
     max_guesses = setup.window.width - 1 if setup.window else 0
     manifest, max_draft_tokens = setup.memory.target.manifest, setup.wish.max_draft_tokens

@@ -70,7 +70,11 @@ class Drafting:
 def choose_drafters(
     drafting: Drafting, open_drafters: Sequence[str], prompt: TokenIds, tokenizer: Tokenizer, context: int
 ) -> DraftChoice:
-    """The drafters of an answer to a prompt, of those that the engine has open; context is in tokens.
+    """The drafters of an answer to a prompt.
+
+    Args:
+        open_drafters: Names of the engine's drafters.
+        context: The engine's context length, in tokens.
 
     Raises UsageError: A drafter is named that is not open.
     """

@@ -53,7 +53,9 @@ _DISK_RESERVE_BYTES = 2 << 30
 def prefers_half_floats(source: Path, usual: str, folder: Path, gpu_bytes: int, report: Report) -> bool:
     """True if a source is prepared in fp16 for a GPU, and not in its usual precision; says what decides.
 
-    folder: Where models are prepared.
+    Args:
+        folder: Where models are prepared.
+        gpu_bytes: The memory of the GPU.
 
     Raises as plan_model does.
     """

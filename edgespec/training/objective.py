@@ -187,7 +187,9 @@ class TrainingReport:
 def estimate_draft_cost(num_weights: int, target_bytes: float, profile: Profile) -> float:
     """Time of a drafted token over that of a pass of one token: of reading the weights, and of all around it.
 
-    The weights are those of the head, which is exported in int8; target_bytes is what a pass of the target reads.
+    Args:
+        num_weights: Of the head, which is exported in int8.
+        target_bytes: That a pass of the target reads.
     """
     return num_weights * INT8_BYTES / target_bytes + _AROUND_DRAFT_S / profile.costs().pass_s(1)
 
@@ -195,7 +197,9 @@ def estimate_draft_cost(num_weights: int, target_bytes: float, profile: Profile)
 def expected_gain(rates: Sequence[float], draft_cost: float, profile: Profile) -> ExpectedGain:
     """The best draft length and its gain.
 
-    rates: Chance that a drafted token is right if all before it were, by position.
+    Args:
+        rates: Chance that a drafted token is right if all before it were, by position.
+        draft_cost: Time of a drafted token over that of a pass of one token.
     """
     totals, costs = expected_tokens(rates), profile.costs()
     step_s = costs.pass_s(1)

@@ -119,8 +119,10 @@ class TorchTarget:
     ) -> "Tensor":
         """Logits after one more token of each text, [texts, vocab_size], whose keys and values are stored too.
 
-        Tokens and positions are [texts], keys and values [layers, texts, kv_heads, capacity, head_dim]; all
-        positions are below window.
+        Args:
+            tokens, positions: [texts].
+            keys, values: [layers, texts, kv_heads, capacity, head_dim].
+            window: The positions of all are below it.
         """
         import torch
 
@@ -149,8 +151,11 @@ class TorchTarget:
     ) -> "list[Tensor]":
         """States after some layers of one more token of each text, [texts, hidden_size].
 
-        Tokens are [texts], keys and values [layers, texts, kv_heads, capacity, head_dim], those of the tokens are
-        stored at `at`; firsts are the places in the cache of the texts' first tokens, [texts].
+        Args:
+            tokens: [texts].
+            firsts: The place in the cache of each text's first token, [texts].
+            keys, values: [layers, texts, kv_heads, capacity, head_dim].
+            at: The place of all tokens, whose keys and values are stored there.
         """
         import torch
 

@@ -133,7 +133,9 @@ def export_head(
 ) -> Manifest:
     """Convert a head into a model folder at output, which appears complete or not at all.
 
-    The manifest states its name, and the origin that it was fetched from.
+    Args:
+        name: The name of the head in the manifest.
+        origin: Where it was fetched from, for the manifest.
 
     Raises:
         UsageError: output exists already.
