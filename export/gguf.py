@@ -8,7 +8,7 @@ specification, versions 2 and 3, little-endian.
 import math
 import mmap
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +19,6 @@ from edgespec.export.safetensors import require_apart
 from edgespec.export.settings import missing, require_no_pointer
 from edgespec.export.tensors import STORAGE_TYPES, Sizes, StoredTensor, unread
 from edgespec.system.split_files import part_paths
-from edgespec.system.tables import read_table
 from edgespec.system.units import format_bytes
 
 _MAGIC = b"GGUF"
@@ -31,10 +30,6 @@ _MAX_HEADER_BYTES = 64 << 20
 _LENGTH = struct.Struct("<Q")  # of a string
 _MAX_TENSORS = 1 << 16
 _STRING, _ARRAY = 8, 9
-_OLLAMA = read_table(__file__, "ollama_names.toml")
-_ADDS_BOS = "tokenizer.ggml.add_bos_token"
-_BESIDE_TEXT = ("v.", "mm.", "a.", "s.", "mtp.", "model.vision_tower.")
-_LONG_GEMMA3 = 131072  # tokens, by linear scaling, which ollama's files leave out
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 # Tensor types by number; those outside STORAGE_TYPES are there for error messages.
@@ -78,39 +73,6 @@ def read_gguf(path: Path, sizes: Sizes = MappingProxyType({})) -> GGUF:
         files.append(_read_header(part, sizes.get(part)))
     is_part = files[0].metadata.get("split.count", 1) not in (0, 1)
     return _join_parts(files) if len(files) > 1 or is_part else files[0]
-
-
-def in_usual_names(file: GGUF) -> GGUF:
-    """A header under the names of llama.cpp, where ollama's own converter wrote it; any other as it is.
-
-    Parts that see, hear or draft are left out.
-    """
-    stored = str(file.metadata.get("general.architecture"))
-    own, metadata = _OLLAMA.get(stored, {}), dict(file.metadata)
-    prefix = f"{stored}."
-    if family := own.get("family"):
-        metadata = {name.replace(prefix, f"{family}."): value for name, value in metadata.items()}
-        metadata["general.architecture"], prefix = family, f"{family}."
-    for theirs, ours in ((prefix + theirs, prefix + ours) for theirs, ours in _OLLAMA["keys"].items()):
-        # One that contradicts another stays, and is refused.
-        if theirs in metadata and metadata.get(ours, metadata[theirs]) == metadata[theirs]:
-            metadata[ours] = metadata.pop(theirs)
-    metadata = {prefix + key: value for key, value in own.get("assumed", {}).items()} | metadata
-    for name, (theirs, ours) in own.get("replaced", {}).items():
-        metadata[name] = ours if metadata.get(name, theirs) == theirs else metadata[name]
-    tensors = {name: each for name, each in file.tensors.items() if not name.startswith(_BESIDE_TEXT)}
-    for theirs, ours in own.get("tensors", {}).items():
-        named = {name: name.removesuffix(theirs) + ours for name in tensors if name.endswith(theirs)}
-        named = {name: usual for name, usual in named.items() if usual not in tensors}
-        tensors = {named.get(name, name): each for name, each in tensors.items()}
-    if metadata == file.metadata and tensors.keys() == file.tensors.keys():
-        return file
-    if not metadata.get(_ADDS_BOS):  # false also where tokenizer_config.json says nothing
-        metadata.pop(_ADDS_BOS, None)
-    metadata |= {prefix + key: tensors[name].rows for key, name in own.get("rows", {}).items() if name in tensors}
-    if stored == "gemma3" and metadata.get("gemma3.context_length", 0) >= _LONG_GEMMA3:
-        metadata = {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0} | metadata
-    return replace(file, metadata=metadata, tensors=tensors)
 
 
 def has_whole_header(path: Path, size: int) -> bool:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from edgespec.errors import SourceError
 from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.families import FAMILIES, family_of_huggingface
-from edgespec.export.gguf import in_usual_names, read_gguf
+from edgespec.export.gguf import read_gguf
 from edgespec.export.pooling import pooling_from_gguf, pooling_of_folder
 from edgespec.export.quantized import read_quantized, require_method
 from edgespec.export.read_config import config_from_gguf, config_from_huggingface
@@ -29,7 +29,7 @@ from edgespec.export.settings import (
     translate_unusual,
 )
 from edgespec.export.tensors import Sizes, StoredTensor, Tensors
-from edgespec.export.text_part import decoder_part
+from edgespec.export.text_part import decoder_part, in_usual_names
 from edgespec.export.vocabulary import (
     END_OF_TURN,
     Vocabulary,

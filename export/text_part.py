@@ -1,10 +1,13 @@
-"""The text decoder within a checkpoint: its settings, with what config.json omits, and its tensors."""
+"""The text decoder within a checkpoint: settings and tensors, with what files omit or name otherwise."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from edgespec.export.families import with_defaults
+from edgespec.export.gguf import GGUF
 from edgespec.export.tensors import StoredTensor, Tensors
+from edgespec.system.tables import read_table
 
 # The beginnings of the names of layers for multi-token prediction, which checkpoints may have, behind "model.".
 _FURTHER = {
@@ -21,6 +24,10 @@ _SENSES = (
 _SEEING = ("gemma3", "gemma4", "gemma4_unified", "mistral3", "qwen3_5", "qwen3_5_moe", "lfm2_vl")
 # Models that see whose text part is of another family. Positions in three dimensions are all one for text.
 _TEXT_OF = {"qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe"}
+_OLLAMA = read_table(__file__, "ollama_names.toml")
+_ADDS_BOS = "tokenizer.ggml.add_bos_token"
+_BESIDE_TEXT = ("v.", "mm.", "a.", "s.", "mtp.", "model.vision_tower.")  # in GGUF files
+_LONG_GEMMA3 = 131072  # tokens, by linear scaling, which ollama's files leave out
 
 
 def decoder_part(settings: Mapping[str, Any], stored: Tensors) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
@@ -52,6 +59,39 @@ def decoder_part(settings: Mapping[str, Any], stored: Tensors) -> tuple[dict[str
         if not (further and name.removeprefix("model.").startswith(further))
     }
     return given | (_lfm2_settings(given) if family in ("lfm2", "lfm2_moe") else {}), stored
+
+
+def in_usual_names(file: GGUF) -> GGUF:
+    """A header under the names of llama.cpp, where ollama's own converter wrote it; any other as it is.
+
+    Parts that see, hear or draft are left out.
+    """
+    stored = str(file.metadata.get("general.architecture"))
+    own, metadata = _OLLAMA.get(stored, {}), dict(file.metadata)
+    prefix = f"{stored}."
+    if family := own.get("family"):
+        metadata = {name.replace(prefix, f"{family}."): value for name, value in metadata.items()}
+        metadata["general.architecture"], prefix = family, f"{family}."
+    for theirs, ours in ((prefix + theirs, prefix + ours) for theirs, ours in _OLLAMA["keys"].items()):
+        # One that contradicts another stays, and is refused.
+        if theirs in metadata and metadata.get(ours, metadata[theirs]) == metadata[theirs]:
+            metadata[ours] = metadata.pop(theirs)
+    metadata = {prefix + key: value for key, value in own.get("assumed", {}).items()} | metadata
+    for name, (theirs, ours) in own.get("replaced", {}).items():
+        metadata[name] = ours if metadata.get(name, theirs) == theirs else metadata[name]
+    tensors = {name: each for name, each in file.tensors.items() if not name.startswith(_BESIDE_TEXT)}
+    for theirs, ours in own.get("tensors", {}).items():
+        named = {name: name.removesuffix(theirs) + ours for name in tensors if name.endswith(theirs)}
+        named = {name: usual for name, usual in named.items() if usual not in tensors}
+        tensors = {named.get(name, name): each for name, each in tensors.items()}
+    if metadata == file.metadata and tensors.keys() == file.tensors.keys():
+        return file
+    if not metadata.get(_ADDS_BOS):  # false also where tokenizer_config.json says nothing
+        metadata.pop(_ADDS_BOS, None)
+    metadata |= {prefix + key: tensors[name].rows for key, name in own.get("rows", {}).items() if name in tensors}
+    if stored == "gemma3" and metadata.get("gemma3.context_length", 0) >= _LONG_GEMMA3:
+        metadata = {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0} | metadata
+    return replace(file, metadata=metadata, tensors=tensors)
 
 
 def _lfm2_settings(given: Mapping[str, Any]) -> dict[str, Any]:
