@@ -264,8 +264,7 @@ class AnswerWriter:
             if calls.use.choice == "auto" and (request.opens_reasoning or not len(request.prefill)):
                 self._reasoning = ReasoningGate(is_open=request.opens_reasoning)
         self._text_stream = TextStream(tokenizer, shown, request.prompt if request.is_raw else ())
-        for token in request.prefill.tolist():  # which may end within a character
-            self._text_stream.push([token])
+        self._text_stream.skip(request.prefill.tolist())
         self._frame: AnswerFrame | None = None
         if request.answer_marks:
             self._frame = AnswerFrame(request.answer_marks, is_open=request.opens_reasoning)

@@ -264,6 +264,13 @@ class TextStream:
     def _decode(self, tokens: Iterable[int]) -> str:
         return self._tokenizer.decode(tokens, self._shown_special)
 
+    def skip(self, tokens: Iterable[int]) -> None:
+        """Take tokens whose text is known already; a character that they begin comes whole, with its last byte."""
+        for token in tokens:
+            self.push([token])
+        if not self._rest().endswith(_REPLACEMENT):
+            self._finish()
+
     def push(self, tokens: Iterable[int]) -> str:
         """The text that these tokens complete; empty while a character is incomplete."""
         if self._channels is None:

@@ -383,6 +383,19 @@ def test_a_text_that_continues_another_has_its_first_space(sentencepiece: Tokeni
         assert "\ufffd" in before or before + found == whole
 
 
+@pytest.mark.parametrize("name", ["tokenizer", "sentencepiece"])
+def test_text_that_is_known_already_does_not_come_again(name: str, request: pytest.FixtureRequest) -> None:
+    """Also a character that was spelled in bytes, which a stream holds back as its run may go on."""
+    tokenizer = request.getfixturevalue(name)
+    tokens = tokenizer.encode("hello é hello 日")
+    whole = tokenizer.decode(tokens)
+    for cut in range(len(tokens) + 1):
+        stream, before = TextStream(tokenizer), tokenizer.decode(tokens[:cut])
+        stream.skip(tokens[:cut].tolist())
+        found = "".join(stream.push([token]) for token in tokens[cut:]) + stream.flush()
+        assert before.rstrip("\ufffd") + found == whole
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_tokens_of_one_spelling_all_stand_for_it(kind: str, tmp_path: Path) -> None:
     if kind == "gpt2":
