@@ -222,8 +222,11 @@ class _Writer:
                 rules.append(f"{value}: ({words}) {end}")
             elif kind == "string":
                 _require_held(inner, tool, key)
-                end = _escape(body.space + body.value_end)
-                rules.append(f"{value}[lazy]: " + " & ".join(f"/{each}{end}/" for each in _texts(inner)))
+                space, end = _escape(body.space), _escape(body.value_end)
+                bounds = [f"/{each}{space}{end}/" for each in _texts(inner)]
+                # Who reads it takes the first end, also of a text that does not keep to its bounds by then.
+                bounds = [*bounds, f"~/{_ANY_TEXT}{end}(?s:.+)/"] if bounds else [f"/{_ANY_TEXT}{end}/"]
+                rules.append(f"{value}[lazy]: " + " & ".join(bounds))
             else:
                 rules.append(
                     f"{value}: {_json(_argument(schema, inner))} {self._literal(body.space + body.value_end)}"
@@ -267,7 +270,7 @@ class _Writer:
 
 
 def _texts(schema: Mapping[str, Any]) -> list[str]:
-    """Regular expressions of a text, which has to match all of them."""
+    """Regular expressions of a text, which has to match all of them; none for any text."""
     found = []
     if "minLength" in schema or "maxLength" in schema:
         found.append(f"(?s:.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}})")
@@ -279,7 +282,7 @@ def _texts(schema: Mapping[str, Any]) -> list[str]:
             pattern, behind = pattern[:-1], ""
         inner = re.sub(r"\\.|/|\n", lambda part: {"/": "\\/", "\n": "\\n"}.get(part[0], part[0]), pattern)
         found.append(f"{before}({inner}){behind}")
-    return found or [_ANY_TEXT]
+    return found
 
 
 def _require_held(schema: Mapping[str, Any], tool: Tool, key: str) -> None:

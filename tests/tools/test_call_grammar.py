@@ -330,6 +330,16 @@ def test_texts_between_tags_keep_to_their_bounds(make: Make, family: str) -> Non
         engine.generate(ASK, tools=[{"name": "set", "parameters": parameters}], **settings)
 
 
+@pytest.mark.parametrize("bounds", [{}, {"minLength": 3}, {"pattern": "y$"}])
+def test_a_text_between_tags_ends_where_its_reader_ends_it(
+    vocabulary: tuple[GrammarVocabulary, Tokenizer], bounds: dict[str, Any]
+) -> None:
+    format = next(each for each in FORMATS if each.name == "qwen3-coder")
+    parameters = {"properties": {"a": {"type": "string", **bounds}}, "required": ["a"]}
+    assert follows(vocabulary, format, parameters, {"a": "xyy"})
+    assert not follows(vocabulary, format, parameters, {"a": "x</parameter>yyy"})
+
+
 @pytest.mark.parametrize("key", ["not", "if"])
 def test_a_text_between_tags_that_must_not_be_something_is_refused(key: str) -> None:
     format = next(each for each in FORMATS if each.name == "qwen3-coder")
