@@ -184,8 +184,8 @@ class GumbelSampler:
 
     def distribution(self, logits: Row, tokens: TokenIds) -> Distribution:
         if self.constraint is not None and not self.constraint.has_ample_room(tokens[self.num_prompt :]):
-            # Where the tokens that are left matter, the answer takes the shortest way to its end.
-            return Distribution(np.array([self.constraint.way_out(tokens[self.num_prompt :])]), np.ones(1))
+            # Where the tokens that are left matter, the choice is that of a call: of all tokens it is not known.
+            return Distribution(np.array([self._settle(logits, tokens).token]), np.ones(1))
         logits, best = self._process(logits, tokens)
         if self.params.is_greedy:
             return Distribution(np.array([best]), np.ones(1))

@@ -8,6 +8,7 @@ from edgespec.decoding.noise import gumbel_noise, uniform
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.tree import Tree
 from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.types import TokenConstraint, TokenIds
 
 seeds = st.integers(0, 2**32)
 TOKENS = np.array([3, 1, 4, 1, 5], np.int32)
@@ -227,6 +228,32 @@ def test_a_mask_sees_the_answer_alone_and_bans_what_it_does_not_allow() -> None:
     logits = np.array([3.0, 2.0, 1.0], np.float32)  # a drafter's, which lacks the last token
     assert GumbelSampler(SamplingParams(), num_prompt=3, mask=mask)(logits, TOKENS) == 1
     assert seen == [[1, 5]]
+
+
+class Tight(TokenConstraint):
+    """Leaves room behind all tokens but one, and knows a way to the end by another."""
+
+    def bias(self, answer: TokenIds) -> None:
+        return None
+
+    def has_ample_room(self, answer: TokenIds) -> bool:
+        return False
+
+    def leaves_room(self, answer: TokenIds, token: int) -> bool:
+        return token != 0
+
+    def way_out(self, answer: TokenIds) -> int:
+        return 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_near_the_end_of_a_constrained_answer_the_distribution_is_the_choice_of_a_call(temperature: float) -> None:
+    """Or else a greedy text would depend on drafts, and a banned token could come."""
+    logits = np.array([9.0, 8.0, -9.0, -9.0], np.float32)
+    for bias in ({}, {3: -100}):
+        params = SamplingParams(temperature=temperature, logit_bias=bias)
+        sampler = GumbelSampler(params, constraint=Tight())
+        assert sampler.distribution(logits, TOKENS).ids.tolist() == [sampler(logits, TOKENS)] == [1]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
