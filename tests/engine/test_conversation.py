@@ -495,6 +495,17 @@ def test_an_answer_is_given_its_beginning_goes_on_and_is_changed() -> None:
     assert engine.begun is None
 
 
+def test_an_answer_that_was_cut_within_a_character_goes_on_before_it() -> None:
+    conversation, engine = talk()
+    answer(conversation, "one")
+    conversation.rewrite("caf\ufffd")
+    assert [*conversation.go_on()]
+    assert (engine.begun, conversation.rounds[-1].answer) == ("caf", "caf0: one")
+    conversation.rewrite("\ufffd")
+    with pytest.raises(UsageError, match="no answer to go on with"):
+        conversation.go_on()
+
+
 def test_an_answer_in_a_format_goes_on_outside_the_reasoning() -> None:
     conversation, engine = talk()
     engine.reasons = True
