@@ -22,6 +22,7 @@ from edgespec.grammar.schema import prepare_schema, schemas_in, subschemas
 # Characters of a schema, a regular expression or a grammar; the largest tool schemas in use have some 50,000.
 MAX_CHARACTERS = 1 << 17
 _MAX_RULES = 1000  # in GBNF, whose translation takes time with the cube of a chain of them
+_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 _HALF = re.compile("[\ud800-\udfff]")
 MAX_SOURCE = 1 << 19  # characters of a grammar that is made of the schemas of tools
 MAX_PARTS = 20_000  # of a grammar: texts, expressions, names, repetitions and alternatives
@@ -108,9 +109,9 @@ def _text_of(stated: Mapping[str, Any], kind: str) -> str:
 
 def _lark_of(grammar: str) -> str:
     """A grammar in Lark; one in GBNF, as llama.cpp has them, is translated."""
-    if (num_rules := grammar.count("::=")) == 0:
+    if not _GBNF_RULE.search(grammar):
         return grammar
-    if num_rules > _MAX_RULES:
+    if (num_rules := grammar.count("::=")) > _MAX_RULES:
         raise FormatError(
             f"the grammar has {num_rules} rules in GBNF; wanted at most {_MAX_RULES}: write it in Lark or smaller"
         )

@@ -87,6 +87,11 @@ def test_gbnf_is_translated() -> None:
     assert "start:" in found.source
 
 
+@pytest.mark.parametrize("grammar", ['start: ":=" | "::="', "// root ::= a\nstart: /a/"])
+def test_lark_may_hold_the_sign_of_gbnf(grammar: str) -> None:
+    assert read_format({"type": "grammar", "grammar": grammar}) == ("grammar", grammar, None)
+
+
 @pytest.mark.parametrize(
     "branches",
     [
