@@ -73,9 +73,10 @@ def sampling_of(asked: SamplingFields, engine: Engine, limits: Limits, index: in
         stated["repetition_penalty"] = again
     if stated.get("top_k") == -1:  # as other servers say "all"
         stated["top_k"] = 0
-    # Without a seed each answer is another one, as clients expect.
+    # Without a seed, or with -1 as in llama.cpp and vLLM, each answer is another one, as clients expect.
     of_preset = engine.preset.sampling.get("seed") if engine.preset else None
-    seed = next((seed for seed in (asked.seed, of_preset) if seed is not None), secrets.randbits(53))
+    seed = next((seed for seed in (asked.seed, of_preset) if seed is not None), -1)
+    seed = secrets.randbits(53) if seed == -1 else seed
     return replace(
         engine.model_sampling or SamplingParams(),
         **{name: value for name, value in stated.items() if value is not None},

@@ -67,7 +67,7 @@ class OllamaOptions:
             **{name: getattr(self, name) for name in names},
             "top_k": top_k,
             "repeat_penalty": 1.0 if 0 in (self.repeat_last_n, self.repeat_penalty) else self.repeat_penalty,
-            "seed": None if seed == -1 else seed,
+            "seed": seed,
             "max_tokens": -1 if length == -2 else length,
         }
 

@@ -86,6 +86,7 @@ def test_a_seed_gives_a_text_again_and_none_gives_others(served: Served) -> None
 
     assert text(seed=-(2**53) + 1) == text(seed=-(2**53) + 1) != text(seed=4)
     assert text() != text()
+    assert text(seed=-1) != text(seed=-1)
 
 
 def test_sampling_fields_are_those_of_the_engine(served: Served, engine: Engine) -> None:
