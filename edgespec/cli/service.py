@@ -188,11 +188,15 @@ def _status(options: argparse.Namespace) -> int:
 
 def _logs(options: argparse.Namespace) -> int:
     require_positive(options, "lines")
+    if options.json:
+        raise UsageError("the log is text as the server wrote it, and no JSON; leave out --json")
     command = _installed().logs(options.lines, options.follow)
     try:
-        return subprocess.call(command)
+        # Not to file 1, which is stderr here: native libraries print to it.
+        code = subprocess.call(command, stdout=sys.stdout)
     except OSError as error:
         raise EdgeSpecError(f"{command[0]} cannot be run ({error.strerror})") from None
+    return max(0, code)  # below 0 where the reader has left
 
 
 def _uninstall(options: argparse.Namespace) -> None:

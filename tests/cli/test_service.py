@@ -86,14 +86,14 @@ def test_a_service_is_installed_asked_and_removed(
     tiny_model: Path,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     port = free_port()
     path = tmp_path / "settings" / "systemd" / "user" / "edgespec.service"
     assert main(["service", "status"]) == 1
     stated = ["--port", str(port), "--no-web", "--drafter", "auto"]  # which comes before that of a preset
     assert main(["service", "install", os.path.relpath(tiny_model), *stated]) == 0
-    said = capsys.readouterr()
+    said = capfd.readouterr()
     assert f"http://127.0.0.1:{port}/v1" in said.out
     assert "loginctl enable-linger" in said.err
     assert path.stat().st_mode & 0o777 == 0o600
@@ -114,9 +114,9 @@ def test_a_service_is_installed_asked_and_removed(
     assert (started.port, started.no_web, started.no_supervisor) == (port, True, True)
 
     assert main(["service", "install", "--port", str(port)]) == 2
-    assert "edgespec service uninstall" in capsys.readouterr().err
+    assert "edgespec service uninstall" in capfd.readouterr().err
     assert main(["service", "status", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["running"]
+    assert json.loads(capfd.readouterr().out)["running"]
     for action in (["stop"], ["start"], ["logs", "--lines", "3"]):
         assert main(["service", *action]) == 0
     monkeypatch.setenv("FAILS", "is-active")  # as while it waits for its next start
@@ -135,9 +135,23 @@ def test_a_service_is_installed_asked_and_removed(
     monkeypatch.setenv("FAILS", "reset-failed")  # as where nothing has failed
     for action in (["install", "--port", str(port)], ["start"], ["uninstall"]):
         assert main(["service", *action]) == 0
-    capsys.readouterr()
+    capfd.readouterr()
     assert main(["service", "stop"]) == 2
-    assert "edgespec service install" in capsys.readouterr().err
+    assert "edgespec service install" in capfd.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the imitated journalctl is that of systemd")
+def test_the_log_goes_where_stdout_goes(
+    systemctl: Callable[[], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unit = tmp_path / "settings" / "systemd" / "user" / "edgespec.service"
+    unit.parent.mkdir(parents=True)
+    unit.touch()
+    (tmp_path / "bin" / "journalctl").write_text("#!/bin/sh\necho served\n")
+    done = subprocess.run([sys.executable, "-m", "edgespec", "service", "logs"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "served\n", "")
+    assert main(["service", "logs", "--json"]) == 2
+    assert "leave out --json" in capsys.readouterr().err
 
 
 @needs_shell
