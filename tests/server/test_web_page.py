@@ -3,8 +3,10 @@
 import base64
 import json
 import re
+import socket
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,14 @@ from edgespec.system.units import format_bytes
 HI = {"model": "tiny", "messages": [{"role": "user", "content": "in the an"}], "max_tokens": 4}
 BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 SITE = "http://localhost:3000"
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager
@@ -169,6 +179,46 @@ def test_ps_lists_what_a_server_has_loaded(
     monkeypatch.setenv("EDGESPEC_API_KEY", "s✓cret")
     assert main(["models", "ps"]) == 2
     assert "EDGESPEC_API_KEY has a character that no header of HTTP can hold" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "(SSH-2.0-OpenSSH_9.2)"),
+        (
+            b'HTTP/1.0 200 OK\r\n\r\n{"models": [{"name": "llama3.2:latest", "size": 1}]}',
+            "(another program does, such as ollama)",
+        ),
+    ],
+)
+def test_ps_tells_a_server_of_another_program(sent: bytes, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, asked, port = ps_of("127.0.0.1", sent)
+    assert code == 1
+    assert f"no server of edgespec answers at http://127.0.0.1:{port} {said}; start one" in capsys.readouterr().err
+    assert b"GET /api/ps" in asked
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="there is no ::1 here")
+def test_ps_names_an_address_of_ipv6_as_servers_take_it() -> None:
+    code, asked, port = ps_of("::1", b'HTTP/1.0 200 OK\r\n\r\n{"models": []}')
+    assert (code, f"Host: [::1]:{port}\r\n".encode() in asked) == (0, True)
+
+
+def ps_of(host: str, sent: bytes) -> tuple[int, bytes, int]:
+    """The exit code of models ps where a server sends these bytes, what it was asked, and its port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as server, ThreadPoolExecutor() as pool:
+        port = int(server.getsockname()[1])
+
+        def answer() -> bytes:
+            connection, _ = server.accept()
+            with connection:
+                asked = connection.recv(4096)
+                connection.sendall(sent)
+            return asked
+
+        answered = pool.submit(answer)
+        return main(["models", "ps", "--host", host, "--port", str(port)]), answered.result(), port
 
 
 # -- in a browser ------------------------------------------------------------------------------------
