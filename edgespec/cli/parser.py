@@ -82,7 +82,8 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         # Without abbreviations: --model would stand for --model-sampling.
         super().__init__(**{"formatter_class": _Formatter, "allow_abbrev": False, **settings})
-        self.suggest_on_error = False  # newer versions of argparse would suggest a word too
+        # Newer versions of argparse would suggest a word too, and write codes of colours, which are escaped here.
+        self.suggest_on_error = self.color = False
 
     def add_command(self, name: str, what: str, **settings: Any) -> "CommandParser":
         """Add a command below; what is its line in the list, and the first sentence of its own help."""

@@ -213,6 +213,14 @@ def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert texts[0] == texts[1]
 
 
+def test_help_has_no_codes_of_colours(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal, where Python 3.14 colours help
+    for line in (["--help"], ["models", "pull", "--help"], ["chat", "--help"]):
+        with pytest.raises(SystemExit):
+            main(line)
+        assert "x1b" not in capsys.readouterr().out
+
+
 def test_every_command_can_be_quiet_or_verbose() -> None:
     for leaf in command_parser().leaves():
         if leaf.prog not in ("edgespec help", "edgespec completion"):
