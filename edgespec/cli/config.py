@@ -41,10 +41,7 @@ def add_config(parser: CommandParser) -> None:
             action.add_argument("key", metavar="KEY", type=_option_name, choices=choices, help=names)
         if name == "set":
             action.add_argument("value", metavar="VALUE", help="text, number, true or false")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.set_defaults(run=_show, quiet=False, verbose=False, command="config")
-    assert parser.commands is not None
-    parser.commands.required = False
+    parser.default_command = "show"
 
 
 def _option_name(word: str) -> str:

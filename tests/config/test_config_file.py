@@ -206,6 +206,10 @@ def test_config_says_where_each_value_comes_from(path: Path, capsys: pytest.Capt
     document = json.loads(capsys.readouterr().out)
     assert document["path"] == str(path)
     assert list(document["options"]) == list(OPTIONS)
+    for action in ("show", "path"):  # which --json before it would not reach
+        with pytest.raises(SystemExit):
+            main(["config", "--json", action])
+    assert "unrecognized arguments: path" in capsys.readouterr().err
     assert document["options"]["threads"] == {"value": 3, "origin": f"{path}:2"}
     assert document["options"]["seed"] == {"value": 0, "origin": "default"}
     assert main(["config", "get", "threads"]) == main(["config", "get", "overflow"]) == 0
