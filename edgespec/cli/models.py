@@ -257,7 +257,7 @@ def _remove(options: argparse.Namespace) -> int:
         "removed": [str(folder) for _, folder, _ in removed],
         "download_bytes": sum(num_bytes for *_, num_bytes in removed),
     }
-    if removed:
+    if removed or options.json:
         print_result(options, document, *lines)
     return int(len(removed) < len(names))
 
@@ -289,7 +289,7 @@ def _prune(options: argparse.Namespace) -> int:
     lines += [f"{verb} what killed exports left ({format_bytes(num_bytes)})"] if num_bytes else []
     deleted = "would_delete" if options.dry_run else "deleted"
     document = {deleted: [asdict(each) for each in downloads], "export_bytes": num_bytes}
-    if lines or not num_before:
+    if lines or not num_before or options.json:
         print_result(options, document, *(lines or ["there are no downloads"]))
     return int(len(downloads) < num_before)
 

@@ -301,6 +301,8 @@ def test_presets_follow_their_model_and_are_named_when_it_goes(
     code, out, err = run(capsys, "models", "rm", "small")
     assert (code, out, "presets of small, which need it: poet" in err) == (1, "", True), err
     assert "small stays; to remove it without being asked: edgespec models remove small --yes\n" in err
+    stays = run(capsys, "models", "rm", "small", "--json")
+    assert (stays[0], json.loads(stays[1])) == (1, {"removed": [], "download_bytes": 0})
     assert (home / "models" / "small").exists()
     assert run(capsys, "models", "rm", "small", "--yes")[0] == 0
     assert not (home / "models" / "small").exists()

@@ -535,6 +535,8 @@ def test_a_download_stays_until_all_processes_have_exported_it(
     first.settle_downloads(keep=False)
     assert main(["models", "prune"]) == 1
     assert f"is not deleted: used by process {os.getpid()} (" in capsys.readouterr().err
+    assert main(["models", "prune", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == {"deleted": [], "export_bytes": 0}
     assert downloads(first.path) == ["m.gguf"]
     second.note_export(sources[1], is_checked=True)
     second.settle_downloads(keep=False)
