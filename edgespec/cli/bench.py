@@ -113,6 +113,7 @@ def _measure(options: argparse.Namespace, open_peers: OpenPeers) -> "BenchDocume
 
     require_positive(options, "per-category", "max-tokens", "rounds")
     _require_other_drafters(options)
+    sampling = edgespec.SamplingParams(temperature=options.temperature)
     if options.drafter == "none":
         info("--drafter none drafts nothing, so plain decoding is measured against itself")
     read = [prompt for path in options.prompts or () for prompt in read_prompts(path, options.per_category)]
@@ -133,7 +134,7 @@ def _measure(options: argparse.Namespace, open_peers: OpenPeers) -> "BenchDocume
             prompts,
             plain=plain,
             max_tokens=options.max_tokens,
-            sampling=edgespec.SamplingParams(temperature=options.temperature),
+            sampling=sampling,
             rounds=options.rounds,
             learned=options.learned,
             peers=[*others, *peers],

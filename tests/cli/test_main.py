@@ -390,6 +390,7 @@ def test_export_json_is_the_manifest(capsys: pytest.CaptureFixture[str], tiny_gg
             "up to 700 tokens; give 700 or less",
         ),
         (["export", "{gguf}", "--output", "{model}", "--dry-run"], 2, "already exists"),
+        (["bench", "no-such-model", "--temperature", "-1"], 2, "temperature is -1"),
         (["score", "{model}", "--file", "/nowhere.txt"], 2, "/nowhere.txt"),
         (["score", "{model}", "--file", "{empty}"], 2, "at least 2"),
         (["frobnicate"], 2, "no command 'frobnicate'"),
