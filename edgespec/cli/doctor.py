@@ -12,6 +12,7 @@ from edgespec.cli.arguments import (
     add_file,
     add_option,
     add_options,
+    is_given,
     load_engine,
     model_home,
     print_result,
@@ -56,6 +57,8 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     if options.exactness is not None:
         return _check_exactness(options)
+    if others := [f"--{name}" for name in ("drafter", "prompts", "max-tokens") if is_given(options, name)]:
+        raise UsageError(f"{others[0]} is for --exactness MODEL; give that too, or leave {others[0]} out")
     from edgespec.cli.diagnosis import machine_document
 
     document = machine_document()

@@ -1088,6 +1088,9 @@ def test_doctor_refuses_invalid_options(
     capsys: pytest.CaptureFixture[str], tiny_model: Path, bad: list[str]
 ) -> None:
     assert run(capsys, "doctor", "--exactness", tiny_model, *bad)[0] == 2
+    code, out, err = run(capsys, "doctor", *bad)  # which would test nothing of it
+    assert (code, out) == (2, "")
+    assert f"{bad[0]} is for --exactness MODEL" in err
 
 
 @pytest.mark.skipif(
