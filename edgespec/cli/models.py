@@ -51,7 +51,8 @@ def add_models(parser: CommandParser) -> None:
             action.add_argument("models", metavar="MODEL", nargs="+", help="a name of edgespec models list")
             action.add_argument("--yes", action="store_true", help="do not ask, also where presets need the model")
         elif name not in ("list", "prune", "ps"):
-            action.add_argument("model", metavar="MODEL", help="a model, as for chat")
+            known = {"pull": "a model, as for chat", "rename": "a name of edgespec models list"}
+            action.add_argument("model", metavar="MODEL", help=known.get(name, "a name or folder"))
         if name == "list":
             action.add_argument("--all", action="store_true", help="list every model that can be pulled")
         if name == "prune":
