@@ -7,6 +7,7 @@ EdgeSpecError                 1  anything else that went wrong
 │   ├── FormatError           2  a response_format that is wrong, or that no answer of the length allowed can match
 │   └── ToolError             2  a tool that is wrong, or whose schema no grammar can ensure
 ├── ModelError                3  model missing or invalid
+│   ├── UnsuitedModel         3  a model that was not trained for what it is asked for: text, or vectors of texts
 │   ├── NotOnHub              3  the hub says that it has no such repository, revision or file
 │   ├── SourceError           3  a file to export from is broken, foreign or unsupported
 │   ├── ExportMismatch        3  an export whose output differs from its source's
