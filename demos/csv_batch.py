@@ -31,11 +31,14 @@ SCHEMA = {
     "additionalProperties": False,
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "sorted", "schema": SCHEMA}}
+_REST = "(rest)"  # the column of fields that the first line does not name
 Row = dict[str, str]
 
 
 def sort_message(engine: Engine, row: Row) -> Row:
     """The row with its new columns."""
+    if row.pop(_REST, None):
+        return row | {"problem": "it has more fields than the first line; put a text with commas in quotes"}
     try:
         answer = engine.generate(row["message"], system=SYSTEM, response_format=FORMAT, max_tokens=120)
     except ContextOverflow as error:  # this message is too long; others are not
@@ -61,7 +64,7 @@ def run(engine: Engine, source: Path, output: Path) -> int:
         source.open(newline="", encoding="utf-8-sig") as read,
         output.open("a", newline="", encoding="utf-8") as out,
     ):
-        rows = csv.DictReader(read)
+        rows = csv.DictReader(read, restkey=_REST, restval="")
         if "message" not in (rows.fieldnames or ()):
             raise SystemExit(
                 f"{source} has no column 'message' in its first line; name the column with the texts so"

@@ -90,6 +90,15 @@ def test_a_message_that_is_too_long_is_named_and_the_others_are_sorted(engine: E
     assert not second["problem"]
 
 
+def test_a_row_with_other_fields_than_the_first_line_stops_no_other(engine: Engine, tmp_path: Path) -> None:
+    source = tmp_path / "ragged.csv"
+    source.write_text("id,message\n1,the, in\n2\n3,the in\n", "utf-8")
+    assert csv_batch.run(engine, source, tmp_path / "sorted.csv") == 3
+    first, _, third = table(tmp_path / "sorted.csv")
+    assert first["problem"].startswith("it has more fields than the first line")
+    assert (third["id"], third["problem"], bool(third["category"])) == ("3", "", True)
+
+
 def test_a_table_without_messages_is_refused(engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "other.csv").write_text("id,text\n1,the\n", "utf-8")
     with pytest.raises(SystemExit, match="no column 'message'"):
