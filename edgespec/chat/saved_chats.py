@@ -24,7 +24,7 @@ from edgespec.chat.past_rounds import show_last
 from edgespec.chat.session import ChatSession
 from edgespec.config.config_file import default_home
 from edgespec.system.command_line import join_words
-from edgespec.system.disk import explain_change, is_locked
+from edgespec.system.disk import explain_change, holder_digits, is_locked
 from edgespec.system.printable import one_line
 from edgespec.system.units import format_bytes, format_count
 
@@ -109,7 +109,7 @@ def is_running(path: Path) -> bool:
     """True if another process goes on with a conversation now."""
     mark = running_mark(path)
     with suppress(OSError):  # there is none
-        return mark.read_bytes()[1:] != str(os.getpid()).encode() and is_locked(mark)
+        return holder_digits(mark) != str(os.getpid()).encode() and is_locked(mark)
     return False
 
 

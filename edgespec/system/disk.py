@@ -252,7 +252,7 @@ def _require_lock(path: Path) -> None:
         if stat.S_ISLNK(found.st_mode):
             raise OSError(errno.ELOOP, f"{path.name} is a link and no lock; remove it")
         is_small = stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_BYTES
-        if not is_small or found.st_size == 1 or not (_digits(path) or b"0").isdigit():
+        if not is_small or found.st_size == 1 or not (holder_digits(path) or b"0").isdigit():
             raise OSError(errno.EEXIST, f"{path.name} is no lock; remove it")
 
 
@@ -264,12 +264,12 @@ def _write_holder(file: int) -> None:
 
 def _holder(path: Path) -> str:
     with suppress(OSError):
-        if (digits := _digits(path)).isdigit():
+        if (digits := holder_digits(path)).isdigit():
             return f"process {digits.decode()}"
     return "another process"
 
 
-def _digits(path: Path) -> bytes:
+def holder_digits(path: Path) -> bytes:
     """The bytes after the first one, which Windows locks: b"" while a new holder writes its process id."""
     with path.open("rb", buffering=0) as file:
         file.seek(1)
