@@ -312,8 +312,9 @@ def _print_chunks(
 ) -> tuple[Chunk, ...]:
     """Print chunks behind the text that an answer was given to begin with; return them."""
     # What was given may hold the mark that opens the reasoning, which a text behind it shows, or only its end.
-    has_mark = bool(split_reasoning(f"{begun}…", is_open=False)[0])
-    is_open = not has_mark and (session.opens_reasoning or bool(split_reasoning(begun)[0]))
+    shown = f"{begun}…"
+    has_mark = split_reasoning(shown, is_open=False)[1] != shown
+    is_open = not has_mark and (session.opens_reasoning or split_reasoning(shown)[1] != shown)
     printer = _make_printer(session, stream or sys.stdout, is_open=is_open)
     seen: list[Chunk] = []
     try:

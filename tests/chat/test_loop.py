@@ -24,7 +24,7 @@ from edgespec.chat.command import NOTHING, is_command, split_command, unescape_m
 from edgespec.chat.commands import COMMANDS, run_command
 from edgespec.chat.compacting import SUMMARY_REQUEST, begin_compacting, compacting
 from edgespec.chat.files import AutosaveFile, add_files
-from edgespec.chat.loop import _follow, _obey, _prompt_progress, _run, _save_regularly
+from edgespec.chat.loop import _follow, _obey, _print_chunks, _prompt_progress, _run, _save_regularly
 from edgespec.chat.past_rounds import last_lines
 from edgespec.chat.plain import PlainPrinter, Waiting, is_plain
 from edgespec.chat.printer import OriginPrinter, ThinkingPrinter, TokenTexts
@@ -758,6 +758,22 @@ def test_reasoning_that_was_given_is_shown_apart_from_the_answer() -> None:
     printer.push(Chunk(text="it is so\n</think>\n\nFour", token_ids=()))
     printer.end()
     assert screen.getvalue() == "it is so\n\nFour\n"
+
+
+def test_an_end_mark_that_an_answer_is_given_to_begin_with_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, were_open = ruled(tmp_path, {}), list[bool]()
+
+    def printer(*given: object, is_open: bool) -> PlainPrinter:
+        were_open.append(is_open)
+        return PlainPrinter(io.StringIO())
+
+    monkeypatch.setattr("edgespec.chat.loop._make_printer", printer)
+    open_texts = ("</think>\n\nFour", "\n</think>\n\nFour", "so\n</think>\n\nFour")
+    for begun in (*open_texts, "<think>\n</think>\n\nFour", "<think>so", "Four", "\n", "<"):
+        _print_chunks(session, [Chunk(text=".", token_ids=())], begun=begun)
+    assert were_open == [True, True, True, *[False] * 5]
 
 
 def test_one_message_is_counted_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
