@@ -118,7 +118,7 @@ def _change(options: argparse.Namespace) -> None:
     from edgespec.config.config_file import config_path, parse_value, set_option
 
     path = config_path()
-    text = options.value and checked_name(options.key, options.value)
+    text = None if options.value is None else checked_name(options.key, options.value)
     if text is not None and options.key != "home":  # of which "" is the default
         _require_usable(options.key, parse_value(options.key, text, "config set"))
     value = set_option(path, options.key, text)

@@ -58,7 +58,7 @@ def default_home() -> Path:
     if named := os.environ.get("EDGESPEC_HOME"):
         return Path(named)
     if (chosen := read_file(config_path()).get("home")) and chosen.value:
-        return config_path().parent / Path(str(chosen.value)).expanduser()
+        return config_path().parent / os.path.expanduser(str(chosen.value))
     return Path(platformdirs.user_data_dir("edgespec", appauthor=False))
 
 

@@ -4,6 +4,7 @@ A Modelfile of ollama is read as what a preset says.
 """
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -287,7 +288,7 @@ def read_modelfile(
         match name.upper():
             case "FROM":
                 if value.startswith((".", "~")):
-                    value = str((path.parent / Path(value).expanduser()).resolve())
+                    value = str((path.parent / os.path.expanduser(value)).resolve())
                 found["model"] = whole_path(value, path.parent) or value.removesuffix(_LATEST)
             case "SYSTEM":
                 found["system"] = value.strip()

@@ -5,6 +5,7 @@ after a yes. Knows nothing of the protocol.
 """
 
 import json
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
@@ -175,7 +176,7 @@ def _read(given: str | Path) -> dict[str, McpServer]:
     text = str(given)
     if text.startswith(("http://", "https://")):
         return {urlsplit(text).hostname or "server": McpServer(url=text)}
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
     if isinstance(given, Path) or text.endswith(".json"):
         return _read_file(path)
     try:

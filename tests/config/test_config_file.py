@@ -316,6 +316,9 @@ def test_an_unknown_line_may_be_removed(path: Path) -> None:
         ("learn", "a/b", 2),
         ("learn", "", 2),
         ("drafter", "", 2),
+        ("model", "", 3),
+        ("device", "", 2),
+        ("drafter-device", "", 2),
         ("port", "99999", 2),
         ("max-models", "0", 2),
         ("max-parallel", "50", 2),
@@ -359,6 +362,8 @@ def test_names_that_may_be_are_stored_and_folders_by_their_whole_path(
     assert default_home() == tmp_path / "own" / "models"
     path.write_text('home = "beside"\n')
     assert default_home() == path.parent / "beside"
+    path.write_text('home = "~nobody-here/models"\n')
+    assert default_home() == path.parent / "~nobody-here" / "models"
     path.write_text('home = ""\n')
     assert default_home() == Path(platformdirs.user_data_dir("edgespec", appauthor=False))
 

@@ -106,6 +106,9 @@ def test_a_modelfile_says_what_a_preset_does(tmp_path: Path) -> None:
     assert read_modelfile("FROM llama:latest", tmp_path / "Modelfile")[0] == {"model": "llama"}
     other = read_modelfile("FROM ./other.gguf", tmp_path / "Modelfile")[0]["model"]
     assert other == str(tmp_path / "other.gguf"), "beside the Modelfile, whatever the working folder has"
+    assert read_modelfile("FROM ~nobody-here/m.gguf", tmp_path / "Modelfile")[0] == {
+        "model": str(tmp_path / "~nobody-here" / "m.gguf")
+    }
     assert read_modelfile("FROM llama:8b\r\n", tmp_path / "Modelfile")[0] == {"model": "llama:8b"}
 
 
