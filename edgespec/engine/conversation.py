@@ -195,11 +195,12 @@ class Conversation:
         with self._lock:
             self._require_idle()
             answer = self._rounds[-1].answer if self._rounds else None
-            # A character that the answer was cut within is written anew, and not its U+FFFD gone on with.
-            if not (begun := (answer or "").rstrip("\N{REPLACEMENT CHARACTER}")):
+            if not answer:
                 raise UsageError("there is no answer to go on with; retry() makes one")
+            # A character that the answer was cut within is written anew, and not its U+FFFD gone on with.
+            begun = answer.rstrip("\N{REPLACEMENT CHARACTER}")
             rounds = [*self._rounds[:-1], self._rounds[-1]._replace(answer=None, cut_short=None)]
-            return self._begin(rounds, self._num_tries, options, begun, is_answer=self._is_answer)
+            return self._begin(rounds, self._num_tries, options, begun, is_answer=bool(begun) and self._is_answer)
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
