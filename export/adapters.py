@@ -211,37 +211,45 @@ def _merged(adapter: _Adapter, config: DecoderConfig, tensors: Tensors) -> Itera
     """The matrices that an adapter changes, by their roles."""
     known, bases = places(config, is_gguf=adapter.is_gguf), dict(tensors)
     for name, tensor in adapter.whole.items():
-        for place in _places_of(adapter, known, name, tensors):
+        found = _places_of(adapter, known, name, tensors)
+        num_rows = _num_rows(found, tensors)
+        for place in found:
             base = tensors.get(place.role, tensors["embedding"])
-            if tensor.columns != base.columns or tensor.rows < place.start + base.rows:
+            if (tensor.rows, tensor.columns) != (num_rows, base.columns):
                 raise SourceError(
                     f"{adapter.path}: {name} is {tensor.rows}×{tensor.columns}, and the model has "
-                    f"{base.rows}×{base.columns} there; merge it with PEFT, which changes the number of tokens"
+                    f"{num_rows}×{base.columns} there; merge it with PEFT, which changes the number of tokens"
                 )
             is_gain = place.role.endswith("norm")
-            own = _rows_of(adapter, config, place, base.rows, tensor)
+            own = _rows_of(adapter, config, place, tensor)
             own = replace(own, addend=FAMILIES[config.architecture].gain_addend if is_gain else 0.0)
             bases[place.role] = own
             yield place.role, own
     for name, change in adapter.changes.items():
-        a, b = change.a, change.b
-        for place in _places_of(adapter, known, name, tensors):
+        a, b, found = change.a, change.b, _places_of(adapter, known, name, tensors)
+        num_rows = _num_rows(found, tensors)
+        for place in found:
             base = bases.get(place.role, tensors["embedding"])
-            if b.columns != a.rows or a.columns != base.columns or b.rows < place.start + base.rows:
+            if b.columns != a.rows or (b.rows, a.columns) != (num_rows, base.columns):
                 raise SourceError(
                     f"{adapter.path}: the change of {name} is {b.rows}×{b.columns} by {a.rows}×{a.columns}, and "
-                    f"the model has {base.rows}×{base.columns} there; the adapter is for another base"
+                    f"the model has {num_rows}×{base.columns} there; the adapter is for another base"
                 )
-            part = partial(_rows_of, adapter, config, place, base.rows)
+            part = partial(_rows_of, adapter, config, place)
             lengths = None if change.lengths is None else part(change.lengths)
             yield place.role, _sum(base, change._replace(b=part(b), lengths=lengths))
 
 
-def _rows_of(
-    adapter: _Adapter, config: DecoderConfig, place: RoleRows, num_rows: int, tensor: StoredTensor
-) -> StoredTensor:
+def _num_rows(found: list[RoleRows], tensors: Tensors) -> int:
+    """The rows of a matrix in which several roles may have theirs."""
+    return sum(tensors.get(place.role, tensors["embedding"]).rows for place in found)
+
+
+def _rows_of(adapter: _Adapter, config: DecoderConfig, place: RoleRows, tensor: StoredTensor) -> StoredTensor:
     """The rows of a tensor that have a role, in the order of the graph."""
-    return unpaired(config, place.role, tensor.part(place.start, num_rows), is_gguf=adapter.is_gguf)
+    if place.order is not None:
+        return replace(tensor, rows=len(place.order), row_order=place.order)
+    return unpaired(config, place.role, tensor, is_gguf=adapter.is_gguf)
 
 
 def _places_of(

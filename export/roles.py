@@ -15,7 +15,7 @@ from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.families import FAMILIES, NAMES, NUMBERED_EXPERTS, Family
 from edgespec.export.routing import Routing
 from edgespec.export.settings import UnreadLayout
-from edgespec.export.tensors import StoredTensor, Tensors
+from edgespec.export.tensors import Index, StoredTensor, Tensors
 
 PARTS = ("gate", "up", "down")
 _GATE = ", gate"  # ends the name of the rows of gates that a matrix of queries holds
@@ -187,14 +187,19 @@ def _split_delta(path: object, config: DecoderConfig, stored: Tensors, column: i
 def _split_gates(path: object, config: DecoderConfig, stored: Tensors, column: int) -> dict[str, StoredTensor]:
     """Queries and gates apart, which a matrix has head by head in turn."""
     apart, (rows, columns) = dict(stored), _shape(config, "{i}.q")
-    halves = np.arange(2 * rows).reshape(config.num_heads, 2, config.head_dim)
     for i in _layers_of(config, "{i}.q"):
         name = _TENSOR_NAMES["{i}.q"][column].format(i=i)
         if name in stored:
             both = _require_shape(path, stored[name], (2 * rows, columns))
-            for at, own in enumerate((name, f"{name}{_GATE}")):
-                apart[own] = replace(both, rows=rows, row_order=halves[:, at].reshape(-1))
+            for own, order in zip((name, f"{name}{_GATE}"), _orders_of_gated(config), strict=True):
+                apart[own] = replace(both, rows=rows, row_order=order)
     return apart
+
+
+def _orders_of_gated(config: DecoderConfig) -> list[Index]:
+    """The rows of queries, and those of gates, in a matrix that has both head by head in turn."""
+    heads = np.arange(2 * config.num_heads * config.head_dim).reshape(config.num_heads, 2, config.head_dim)
+    return [heads[:, at].reshape(-1) for at in range(2)]
 
 
 def layer_shapes(config: DecoderConfig, num_inputs: int, i: int = 0) -> dict[str, tuple[int, int]]:
@@ -260,10 +265,10 @@ def unpaired(config: DecoderConfig, role: str, tensor: StoredTensor, *, is_gguf:
 
 
 class RoleRows(NamedTuple):
-    """The rows of a stored matrix, from start on, that have a role."""
+    """The rows of a stored matrix that have a role: those in an order, else all."""
 
     role: str
-    start: int = 0
+    order: Index | None = None
 
 
 def places(config: DecoderConfig, *, is_gguf: bool) -> dict[str, list[RoleRows]]:
@@ -277,10 +282,13 @@ def places(config: DecoderConfig, *, is_gguf: bool) -> dict[str, list[RoleRows]]
     for kind in family.fused if config.routing is None else ():
         parts, usual = _FUSED[kind], NAMES["fused"][kind]
         sizes = [_shape(config, f"{{i}}.{part}")[0] for part in parts]
-        starts = [sum(sizes[:at]) for at in range(len(sizes))]
+        orders = np.split(np.arange(sum(sizes)), [*accumulate(sizes)][:-1])
         for i in range(config.num_layers):
             name = family.names.get(f"{{i}}.{kind}", usual)[column].format(i=i)
-            found[name] = [RoleRows(f"{i}.{part}", start) for part, start in zip(parts, starts, strict=True)]
+            found[name] = [RoleRows(f"{i}.{part}", order) for part, order in zip(parts, orders, strict=True)]
+    for i in _layers_of(config, "{i}.q") if family.has_delta else ():
+        q, gate = _orders_of_gated(config)
+        found[_TENSOR_NAMES["{i}.q"][column].format(i=i)] = [RoleRows(f"{i}.q", q), RoleRows(f"{i}.q_gate", gate)]
     return found
 
 

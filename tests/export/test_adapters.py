@@ -131,6 +131,24 @@ def test_parts_of_a_fused_matrix_are_changed_each(tmp_path: Path) -> None:
     assert_equal(tmp_path / "hf", write_folder(tmp_path / "adapter", made), tmp_path / "merged")
 
 
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next"])
+@pytest.mark.parametrize("form", ["folder", "file"])
+def test_queries_and_their_gates_are_changed_each(tmp_path: Path, family: str, form: str) -> None:
+    weights = weights_of(family)
+    made = changes(weights, ("self_attn.q_proj", "self_attn.o_proj"))
+    for folder, own in (("hf", weights), ("merged", merged(weights, made))):
+        tiny.write_huggingface(tmp_path / folder, own, config=FAMILIES[family]["config"])
+    if form == "folder":
+        adapter = write_folder(tmp_path / "adapter", made)
+    else:
+        stored = {
+            f"blk.1.attn_{part}.weight": made[f"{LAYER}self_attn.{part[0]}_proj.weight"]
+            for part in ("q", "output")
+        }
+        adapter = write_file(tmp_path / "adapter.gguf", {}, more=stored)
+    assert_equal(tmp_path / "hf", adapter, tmp_path / "merged")
+
+
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_whole_matrices_replace_those_of_the_base(tmp_path: Path, is_tied: bool) -> None:
     weights = tiny.random_weights()
@@ -283,6 +301,10 @@ def test_an_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
     wide = {name: (np.zeros((RANK, 999), np.float32), b) for name, (_, b) in changes(weights).items()}
     with pytest.raises(SourceError, match="for another base"):
         plan_model(tmp_path / "hf", ExportOptions(adapter=write_folder(tmp_path / "wide", wide)))
+    name = "model.embed_tokens.weight"
+    grown = {f"base_model.model.{name}": np.concatenate([weights[name], weights[name][:2]])}
+    with pytest.raises(SourceError, match="269×64 there; merge it with PEFT, which changes the number of tokens"):
+        plan_model(tmp_path / "hf", ExportOptions(adapter=write_folder(tmp_path / "grown", {}, grown)))
     far = {name.replace(".1.", ".7."): each for name, each in changes(weights).items()}
     with pytest.raises(SourceError, match=r"layers\.7.*this model has not"):
         plan_model(tmp_path / "hf", ExportOptions(adapter=write_folder(tmp_path / "far", far)))
