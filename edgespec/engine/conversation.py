@@ -18,6 +18,7 @@ from edgespec.engine.request import (
     ReplyOptions,
     Settings,
     TalkOptions,
+    answer_settings,
     checked_setting,
     is_any_text,
     lists_options,
@@ -73,8 +74,6 @@ class Conversation:
         answers: TalkOptions = settings
         given = settings_by(answers, engine.model_sampling, engine.preset)
         ToolUse.parse(given.tools, given.tool_choice)
-        if given.max_tokens == 0:
-            raise UsageError("max_tokens is 0; wanted a whole number from 1")
         self.sampling = given.sampling or SamplingParams()
         self.max_tokens, self.stop, self.ends_loops = given.max_tokens, given.stop, given.ends_loops
         self.response_format, self.schema = given.response_format, given.schema
@@ -414,8 +413,9 @@ class Conversation:
         is_answer: bool = False,
     ) -> Reply:
         """Begin an answer; is_answer: its beginning is no reasoning where it has no mark."""
-        thinking = options.get("thinking", self.thinking)
-        max_tokens = options.get("max_tokens", self.max_tokens)
+        given = answer_settings(options, None)
+        thinking = given.thinking if "thinking" in options else self.thinking
+        max_tokens = given.max_tokens if "max_tokens" in options else self.max_tokens
         num_dropped = self._choose_num_dropped(rounds, begun, max_tokens, thinking)
         sent = self._sent(rounds[num_dropped:])
         num_prompt = self._count(sent, thinking)
@@ -459,7 +459,7 @@ class Conversation:
         num_tokens = count(num_dropped)
         if self.overflow == "drop-oldest" and num_dropped < most:
             share = max(1, int(_FREED_SHARE * context))
-            wanted = min(max_tokens, share) if max_tokens and max_tokens > 0 else share
+            wanted = min(max_tokens, share) if max_tokens else share
             if num_tokens + wanted // 2 > context:
                 droppable = range(num_dropped, most)
                 num_dropped += bisect_left(droppable, True, key=lambda num: count(num) + wanted <= context)

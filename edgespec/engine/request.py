@@ -229,7 +229,9 @@ class AnswerSettings:
         return check_texts("banned", self.banned)
 
 
-def answer_settings(options: AnswerOptions | TalkOptions, suggested: SamplingParams | None) -> AnswerSettings:
+def answer_settings(
+    options: AnswerOptions | TalkOptions | ReplyOptions, suggested: SamplingParams | None
+) -> AnswerSettings:
     """The options; their sampling, or else the one that the model's files suggest, with single fields in it.
 
     Of max_tokens and thinking_budget -1 is no limit.
@@ -258,6 +260,8 @@ def checked_setting(name: str, value: Any, engine: Any) -> Any:
         require_kind(name, value, (str, NoneType), "a text")
     if name == "overflow" and value not in OVERFLOWS:
         raise UsageError(f"overflow is {value!r:.60}; wanted {' or '.join(OVERFLOWS)}")
+    if name == "max_tokens" and value == 0:
+        raise UsageError("max_tokens is 0; wanted a whole number from 1")
     if name == "tools":
         parse_tools(value)
         return tuple(value or ())

@@ -120,6 +120,18 @@ def test_a_setting_of_a_conversation_is_checked_when_it_is_set(engine: Engine, n
     assert talk.say("the in").finish_reason == "length"
 
 
+def test_options_of_an_answer_are_checked_before_a_message_is_counted(engine: Engine) -> None:
+    talk = engine.chat(overflow="drop-oldest", max_tokens=2)
+    talk.say("the in")
+    with pytest.raises(UsageError, match="max_tokens is '5'; wanted a whole number"):
+        talk.say("the in", max_tokens="5")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="thinking is 'yes'; wanted True, False or None"):
+        talk.say("the in", thinking="yes")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="max_tokens is 0; wanted a whole number from 1"):
+        talk.max_tokens = 0
+    assert (len(talk.rounds), talk.max_tokens) == (1, 2)
+
+
 def test_a_setting_that_is_none_says_where_it_goes(engine: Engine) -> None:
     talk, name = engine.chat(), "messages"
     with pytest.raises(AttributeError, match=r"no setting 'temperature'; .* give it to say or stream"):
