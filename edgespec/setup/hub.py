@@ -19,6 +19,7 @@ from urllib.parse import quote
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError, NotOnHub
 from edgespec.setup.catalog import HubRepository
 from edgespec.setup.repository import Commit, HubId, RemoteFile
+from edgespec.system.console import shows_progress
 from edgespec.system.disk import sync
 from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import LoadProgress, ReportProgress
@@ -226,7 +227,7 @@ def _append(url: str, file: RemoteFile, part: Path, num_held: int, stop: int, pr
     from huggingface_hub.utils import tqdm
 
     is_start = stop < file.bytes  # too little for a bar
-    settings = {"desc": file.name, "unit": "B", "unit_scale": True, "disable": is_start or None}
+    settings = {"desc": file.name, "unit": "B", "unit_scale": True, "disable": is_start or not shows_progress()}
     with part.open("r+b") as out, tqdm(total=file.bytes, initial=num_held, **settings) as bar:
         end = num_held
         for position, chunk in _read_body(url, num_held, stop if is_start else None):

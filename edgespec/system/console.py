@@ -53,6 +53,11 @@ def show_progress(text: str, share: float | None = None) -> None:
     _PROGRESS.debug("%s%s", text, bar)
 
 
+def shows_progress() -> bool:
+    """True where somebody sees what show_progress() says."""
+    return _PROGRESS.isEnabledFor(logging.DEBUG)
+
+
 class _Stderr(logging.Handler):
     def __init__(self, *, has_times: bool) -> None:
         super().__init__()

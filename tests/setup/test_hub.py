@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -37,6 +38,7 @@ from edgespec.setup.repository import HubId
 from edgespec.setup.resolve import compare_devices
 from edgespec.setup.snapshot import HubFolder, LocalSource
 from edgespec.setup.wish import Wish
+from edgespec.system.console import log_to_stderr
 from edgespec.system.disk import hold_lock
 from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import LoadProgress
@@ -811,6 +813,19 @@ def test_download_that_breaks_off_goes_on_where_it_was(
     assert len(ranges) > 1
     assert ranges[-1] is not None
     assert any("continuing at byte" in line for line in said)
+
+
+def test_a_download_shows_a_bar_where_progress_is_shown_alone(
+    hub: FakeHub, one_file: HubId, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr", terminal)
+    get(tmp_path / "program", one_file)
+    assert not terminal.getvalue()
+    with log_to_stderr():
+        get(tmp_path / "command", one_file)
+    assert "m.gguf: 100%" in terminal.getvalue()
 
 
 def test_download_goes_on_in_a_later_run_with_room_for_the_rest(
