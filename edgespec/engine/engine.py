@@ -447,6 +447,7 @@ class Engine:
         return self._encoder.tool_template.description
 
     def _stream(self, prompt: Prompt, options: AnswerOptions) -> AnswerStream:
+        called_s = monotonic()
         preset, suggested = self.preset, self.model_sampling
         settings = settings_by(options, suggested, preset) if preset else answer_settings(options, suggested)
         target, caches = self.target, self._caches
@@ -455,7 +456,7 @@ class Engine:
         drafters = self.open_drafters if settings.drafting else ()
         request = self._requests.read(prompt, settings, drafters, target.context_length)
         self._drafting.report()
-        ticket = Ticket(deadline_s=monotonic() + (settings.timeout_s or inf), caller=Caller(settings.priority))
+        ticket = Ticket(deadline_s=called_s + (settings.timeout_s or inf), caller=Caller(settings.priority))
         target = answer_decoder(caches, target, ticket, request.tokens)
         ticket.interrupt = partial(interrupt, caches.decoders, self._drafting.pool, ref(ticket))
         num_read = caches.watch_reading(ticket, request.tokens, target)

@@ -187,6 +187,19 @@ def test_a_timeout_ends_the_answer_of_a_task(engine_of: EngineOf, whole: tuple[i
     assert (chunks[-1].finish_reason, made) == ("timeout", whole[: len(made)])
 
 
+def test_a_timeout_counts_the_making_of_the_tokens(engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(StuckDecoder())
+    read = engine._requests.read
+
+    def read_slowly(*request: Any) -> Any:
+        sleep(0.06)
+        return read(*request)
+
+    monkeypatch.setattr(engine._requests, "read", read_slowly)
+    answer = engine.generate(PROMPT, max_tokens=1, timeout_s=0.05)
+    assert (answer.finish_reason, answer.token_ids) == ("timeout", ())
+
+
 def test_a_timeout_counts_for_a_reader_that_rests(engine_of: EngineOf, whole: tuple[int, ...]) -> None:
     for timeout_s in (0.3, 3.0, 30.0):  # in which a busy machine has made the first chunk
         with engine_of(StuckDecoder()).stream(PROMPT, sampling=HOT, max_tokens=20, timeout_s=timeout_s) as answer:
