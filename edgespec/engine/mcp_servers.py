@@ -7,6 +7,7 @@ after a yes. Knows nothing of the protocol.
 import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from math import isfinite
@@ -84,14 +85,17 @@ class McpServers:
         if report is not None:
             require_function("report", report, "a function, or None")
         report = report or silent
-        self._process = open_servers(servers, timeout_s=timeout_s, report=report)
-        allowed = require_allowed([allow] if isinstance(allow, str) else allow, self._process.tools)
         self._lock, self._is_closed = RLock(), False
+        self._process = open_servers(servers, timeout_s=timeout_s, report=report)
+        with ExitStack() as opened:
+            opened.callback(self._process.close)
+            allowed = require_allowed([allow] if isinstance(allow, str) else allow, self._process.tools)
+            for note in self._process.notes:
+                report(note)
+            opened.pop_all()
         self.tools = tuple(
             replace(tool, run=self._run, is_allowed=tool.name in allowed) for tool in self._process.tools
         )
-        for note in self._process.notes:
-            report(note)
 
     def __enter__(self) -> "McpServers":
         return self

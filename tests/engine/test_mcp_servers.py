@@ -170,8 +170,13 @@ def test_closed_servers_are_not_started_again() -> None:
 @needs_mcp
 @pytest.mark.slow
 def test_only_tools_that_are_there_are_allowed() -> None:
-    with pytest.raises(UsageError, match=r"'nap' is allowed, and there is no such tool; there are add, "):
+    before = len(psutil.Process().children(recursive=True))
+    with pytest.raises(
+        UsageError, match=r"'nap' is allowed, and there is no such tool; there are add, "
+    ) as raised:
         McpServers(TINY, allow=["nap"])
+    assert raised  # which holds all that was made until then
+    assert len(psutil.Process().children(recursive=True)) == before
 
 
 def test_names_are_made_usable_and_tools_that_are_not_are_left_out() -> None:
