@@ -217,8 +217,9 @@ class Conversation:
         with self._lock:
             self._require_idle()
             asked = self._asked
-            are_texts = isinstance(results, Sequence) and all(isinstance(each, str) for each in results)
-            if asked is None or len(results) != len(asked.calls) or not are_texts:
+            is_list = isinstance(results, Sequence) and not isinstance(results, str)
+            are_texts = is_list and all(isinstance(each, str) for each in results)
+            if asked is None or not are_texts or len(results) != len(asked.calls):
                 raise UsageError(
                     f"results are {reprlib.repr(results)}; wanted a text for each of the {len(self.calls)} calls"
                 )
