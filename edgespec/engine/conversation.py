@@ -309,9 +309,11 @@ class Conversation:
             return removed
 
     def redo(self, removed: Round) -> None:
-        """Put back what undo removed. Raises UsageError: It is no Round."""
+        """Put back what undo removed. Raises UsageError: It is no Round, or an answer is being read."""
         require_kind("removed", removed, Round, "a Round, which undo returned")
-        self._restore([*self._rounds, removed], self._num_dropped)
+        with self._lock:
+            self._require_idle()
+            self._restore([*self._rounds, removed], self._num_dropped)
 
     def clear(self) -> None:
         """Forget everything except the system message."""

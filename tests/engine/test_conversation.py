@@ -201,6 +201,20 @@ def test_what_was_read_of_an_answer_that_nobody_reads_on_stays() -> None:
     assert conversation.transcript().cut_short == ((1, "cancelled"),)
 
 
+def test_a_message_is_put_back_behind_an_answer_alone_that_nobody_reads() -> None:
+    conversation, _ = talk()
+    answer(conversation, "one")
+    removed = conversation.undo()
+    assert removed is not None
+    reply = conversation.stream("two three")
+    next(reply)
+    with pytest.raises(UsageError, match="is being answered"):
+        conversation.redo(removed)
+    del reply
+    conversation.redo(removed)
+    assert contents(conversation.messages) == ["two three", "0: ", "one", "0: one"]
+
+
 @pytest.mark.parametrize("take_back", [Conversation.undo, Conversation.clear])
 def test_a_message_may_be_taken_back_while_it_is_answered(take_back: Callable[[Conversation], Any]) -> None:
     conversation, _ = talk()
