@@ -223,13 +223,15 @@ if not os.path.isdir(os.path.join(os.path.dirname(__file__), "runtimes")):
     __path__.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-def __getattr__(name: str) -> Any:
-    """Import on first use, so that the command line starts at once and can be interrupted cleanly."""
-    if (home := _HOMES.get(name)) is None:
-        raise AttributeError(f"module 'edgespec' has no attribute '{name}'")
-    with defer_signals():  # NumPy, which most of them need, would report itself broken
-        module = import_module(f"edgespec.{home}")
-    return module if name == "models" else getattr(module, name)
+if not TYPE_CHECKING:  # to a type checker any name could be imported then
+
+    def __getattr__(name: str) -> Any:
+        """Import on first use, so that the command line starts at once and can be interrupted cleanly."""
+        if (home := _HOMES.get(name)) is None:
+            raise AttributeError(f"module 'edgespec' has no attribute '{name}'")
+        with defer_signals():  # NumPy, which most of them need, would report itself broken
+            module = import_module(f"edgespec.{home}")
+        return module if name == "models" else getattr(module, name)
 
 
 def __dir__() -> list[str]:

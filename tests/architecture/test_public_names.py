@@ -144,6 +144,7 @@ def test_closed_sets_of_words_are_those_that_the_code_takes() -> None:
 
 WRONG = """\
 from edgespec import Message, load, models
+from edgespec import Enigne  # wrong
 
 load("a", schedule="fast")  # wrong
 load("a", acceptance="loose")  # wrong
