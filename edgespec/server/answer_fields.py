@@ -332,8 +332,3 @@ class StatedTalk(NamedTuple):
             )
             for sampling in samplings
         ]
-
-
-def tool_notes(use: ToolUse | None, engine: Engine) -> dict[str, str]:
-    """edgespec's own field of an answer: how its model was told of its tools."""
-    return {"tool_format": engine.tool_format} if use else {}

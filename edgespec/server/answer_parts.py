@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 from edgespec import Stats, TokenLogprob, main_reason
 
 _LEAST = -9999.0  # JSON has no infinity
-_COUNTS = ("drafted_tokens", "accepted_tokens", "waited_passes")  # of what drafting did, in `usage` too
-_PREDICTION = "prediction"  # whose drafts are parts of the text that the answer is expected to repeat
 
 
 class Identity(NamedTuple):
@@ -163,34 +161,6 @@ def _finite(logprob: float) -> float:
     return max(logprob, _LEAST)
 
 
-def usage_of(
-    prompt_tokens: int, cached_tokens: int, reasoning_tokens: int, answers: Sequence[Stats]
-) -> dict[str, Any]:
-    """The `usage` of a request, over all answers to it: the same counts each time, since clients add them up.
-
-    Args:
-        prompt_tokens: Of all its prompts.
-        cached_tokens: Those of them that were not read, as a cache held them.
-        reasoning_tokens: Those of the answers that are reasoning.
-    """
-    completion_tokens, speculation = sum(stats.num_emitted for stats in answers), speculation_of(answers)
-    predicted = [stats.sources.get(_PREDICTION, {}) for stats in answers]
-    accepted = sum(counts.get("accepted", 0) for counts in predicted)
-    drafted = sum(counts.get("drafted", 0) for counts in predicted)
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
-        "completion_tokens_details": {
-            "reasoning_tokens": reasoning_tokens,
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": drafted - accepted,
-        },
-        "speculation": {name: speculation[name] for name in _COUNTS},
-    }
-
-
 def speculation_of(answers: Sequence[Stats]) -> dict[str, Any]:
     """Describe the drafting for answers: by whom, how much was accepted, what it gained or why there was none.
 
@@ -200,6 +170,7 @@ def speculation_of(answers: Sequence[Stats]) -> dict[str, Any]:
     accepted = sum(stats.num_accepted for stats in answers)
     passes = sum(stats.passes for stats in answers)
     emitted = sum(stats.num_emitted for stats in answers)
+    undrafted = sum((Counter(stats.undrafted) for stats in answers), Counter[str]())
     gain = answers[0].gain if len(answers) == 1 else None
     first = answers[0] if answers else None
     return {
@@ -211,7 +182,7 @@ def speculation_of(answers: Sequence[Stats]) -> dict[str, Any]:
         "tokens_per_pass": round(emitted / passes, 4) if passes else None,
         "by_drafter": _by_drafter(answers),
         "gain": round(gain.value, 4) if gain else None,
-        "reason_off": None if drafted else _reason(answers),
+        "reason_off": None if drafted else main_reason(undrafted),
         "schedule": first.schedule if first else "serial",
         "device": first.target_device if first else None,
         "drafter_device": first.drafter_device if first else None,
@@ -237,10 +208,3 @@ def _by_drafter(answers: Sequence[Stats]) -> dict[str, dict[str, int]]:
                 sums["drafted"] += counts["drafted"]
                 sums["accepted"] += counts["accepted"]
     return found
-
-
-def _reason(answers: Sequence[Stats]) -> str | None:
-    counts: Counter[str] = Counter()
-    for stats in answers:
-        counts.update(stats.undrafted)
-    return main_reason(counts)

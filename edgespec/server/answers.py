@@ -6,17 +6,17 @@ What the endpoints have in common; each says what it asks (an AnswerPlan) and wr
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from edgespec import AnswerStream, Chunk, Completion, Engine, FormatError, Stats, Tool, join_chunks
 from edgespec.server.answer_fields import AnswerRequest
-from edgespec.server.answer_parts import Identity, notes_of, speculation_of, usage_of
+from edgespec.server.answer_parts import Identity, notes_of, speculation_of
 from edgespec.server.client import Bodies, run_for_client, run_until_closing
 from edgespec.server.errors import ApiError, Preempted, explain_format
 from edgespec.server.limits import Admission, Drain, Limits
@@ -27,6 +27,9 @@ from edgespec.server.request_log import RequestRecord, record_of
 from edgespec.server.sse import DONE, EVENTS, EventStream, StreamForm, event
 from edgespec.server.thinking import ReasoningTokens, count_reasoning
 from edgespec.system.threads import in_thread
+
+_COUNTS = ("drafted_tokens", "accepted_tokens", "waited_passes")  # of what drafting did, in `usage` too
+_PREDICTION = "prediction"  # whose drafts are parts of the text that the answer is expected to repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,24 +90,18 @@ class AnswerPlan:
     priority: int = 0
 
 
-class OpenAnswer(NamedTuple):
-    """An answer that is ready to be made: nothing is before its first chunk is asked for."""
-
-    prompt_tokens: int
-    chunks: AsyncGenerator[Chunk, None]
-
-
 @dataclass(slots=True)
 class Answers:
     """The answers to a request, which are being made.
 
+    opened: Those that are ready to be made: nothing is before its first chunk is asked for.
     firsts: The index of the first answer to each prompt.
     reasoning: Counts the tokens of each answer that are reasoning; None where none is looked for.
     """
 
     lease: Lease
     requests: Sequence[AnswerRequest]
-    opened: Sequence[OpenAnswer]
+    opened: Sequence[AnswerStream]
     firsts: Sequence[int]
     reasoning: Sequence[ReasoningTokens | None]
     stats: dict[int, Stats] = field(default_factory=dict)  # of those that have ended, by their index
@@ -126,7 +123,7 @@ class Answers:
 
     async def chunks(self) -> AsyncGenerator[tuple[int, Chunk], None]:
         """Indices of answers and their chunks, as they come; raises Preempted: the model has to give way."""
-        async with aclosing(merge([answer.chunks for answer in self.opened], self.lease.has_to_end)) as merged:
+        async with aclosing(merge(self.opened, self.lease.has_to_end)) as merged:
             async for i, chunk in merged:
                 self.num_tokens[i] += len(chunk.token_ids)
                 if (counted := self.reasoning[i]) is not None:
@@ -144,24 +141,45 @@ class Answers:
 
     def head(self, identity: Identity, kind: str) -> dict[str, Any]:
         """The fields that each document about the answers begins with."""
-        manifest = self.model.engine.manifest
+        engine = self.model.engine
         # All that decides the text of a seed: the model's weights, and its device.
-        key, device = manifest.weights_sha256 or manifest.vocab_sha256, self.model.engine.device_names[0]
+        key, device = engine.manifest.weights_sha256 or engine.manifest.vocab_sha256, engine.device_names[0]
         return {
             "id": identity.id,
             "object": kind,
             "created": identity.created,
             "model": self.lease.shown_name,
             "system_fingerprint": f"{key[:12]}-{device}",
+            **self.tool_notes(),
         }
+
+    def tool_notes(self) -> dict[str, str]:
+        """edgespec's own field of an answer: how its model was told of its tools."""
+        return {"tool_format": self.model.engine.tool_format} if self.requests[0].use else {}
 
     def tail(self) -> dict[str, Any]:
         """The fields that each document about whole answers ends with."""
         return {"usage": self.usage(), "speculation": self.speculation()}
 
     def usage(self) -> dict[str, Any]:
-        num_reasoning = sum(each.count for each in self.reasoning if each)
-        return usage_of(self.prompt_tokens, self.cached_tokens, num_reasoning, list(self.stats.values()))
+        """The same counts each time, over all answers, since clients add them up."""
+        completion_tokens = sum(stats.num_emitted for stats in self.stats.values())
+        predicted = [stats.sources.get(_PREDICTION, {}) for stats in self.stats.values()]
+        accepted = sum(counts.get("accepted", 0) for counts in predicted)
+        drafted = sum(counts.get("drafted", 0) for counts in predicted)
+        speculation = self.speculation()
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": self.prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {
+                "reasoning_tokens": sum(each.count for each in self.reasoning if each),
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": drafted - accepted,
+            },
+            "speculation": {name: speculation[name] for name in _COUNTS},
+        }
 
     def speculation(self) -> dict[str, Any]:
         return speculation_of(list(self.stats.values()))
@@ -250,24 +268,24 @@ async def choice_events(
 async def _lease_answers(
     services: Services, request: Request, plan: AnswerPlan, name: str
 ) -> AsyncIterator[Answers]:
-    async with services.lease(name, plan.priority) as lease:
+    async with services.lease(name, plan.priority) as lease, AsyncExitStack() as streams:
         if lease.has_to_end.is_set():  # since it was being loaded
             raise Preempted
         engine = lease.engine
         requests = await services.admission.wait_for(in_thread(plan.requests, engine))
-        opened = [await _open_answer(services, engine, each) for each in requests]
+        opened = [
+            await streams.enter_async_context(await _open_answer(services, engine, each)) for each in requests
+        ]
         firsts = range(0, len(opened), len(opened) // plan.num_prompts)
         reasoning = [count_reasoning(each, engine) for each in requests]
         answers = Answers(lease, requests, opened, firsts, reasoning)
         try:
             yield answers
         finally:
-            for each in opened:
-                await each.chunks.aclose()
             _record(services.metrics, record_of(request.scope), answers)
 
 
-async def _open_answer(services: Services, engine: Engine, request: AnswerRequest) -> OpenAnswer:
+async def _open_answer(services: Services, engine: Engine, request: AnswerRequest) -> AnswerStream:
     """Encode and check a request, while other tasks run; raises what Engine.stream raises.
 
     Raises ApiError: 400, no answer can match its format.
@@ -279,17 +297,9 @@ async def _open_answer(services: Services, engine: Engine, request: AnswerReques
     ask = partial(engine.stream, request.prompt, **options)
     # In a thread of its own, as a grammar may take minutes to compile, and asyncio's threads are few.
     try:
-        stream = await services.admission.wait_for(in_daemon(ask))
+        return await services.admission.wait_for(in_daemon(ask))
     except FormatError as error:
         raise explain_format(error, request.format_field) from None
-    return OpenAnswer(stream.prompt_tokens, _chunks(stream))
-
-
-async def _chunks(stream: AnswerStream) -> AsyncGenerator[Chunk, None]:
-    """The chunks of a stream, which ends with this."""
-    async with stream:
-        async for chunk in stream:
-            yield chunk
 
 
 def _record(metrics: Metrics, record: RequestRecord, answers: Answers) -> None:
@@ -305,9 +315,9 @@ def _record(metrics: Metrics, record: RequestRecord, answers: Answers) -> None:
 
 
 async def merge(
-    streams: Sequence[AsyncGenerator[Chunk, None]], has_to_end: asyncio.Event
+    streams: Sequence[AnswerStream], has_to_end: asyncio.Event
 ) -> AsyncGenerator[tuple[int, Chunk], None]:
-    """Chunks of several streams, with the index of each, as they come; all end with this one.
+    """Chunks of several streams, with the index of each, as they come.
 
     Raises Preempted: They have to end.
     """
@@ -330,5 +340,3 @@ async def merge(
         for each in (*pending, ending):
             each.cancel()
         await asyncio.gather(*pending, ending, return_exceptions=True)
-        for stream in streams:
-            await stream.aclose()

@@ -16,7 +16,6 @@ from edgespec.server.answer_fields import (
     priority_of,
     require_followed,
     sampling_of,
-    tool_notes,
     tool_use_of,
 )
 from edgespec.server.answer_parts import Identity, TokenWords, chat_logprobs, new_identity
@@ -69,12 +68,7 @@ async def _document(asked: ChatRequest, identity: Identity, answers: Answers) ->
     words = answers.model.words if asked.logprobs else None
     made = zip(await answers.complete(), answers.requests, strict=True)
     choices = [_choice(i, answer, request, words) for i, (answer, request) in enumerate(made)]
-    return {
-        **answers.head(identity, "chat.completion"),
-        **tool_notes(answers.requests[0].use, answers.model.engine),
-        "choices": choices,
-        **answers.tail(),
-    }
+    return {**answers.head(identity, "chat.completion"), "choices": choices, **answers.tail()}
 
 
 def _choice(index: int, answer: Completion, request: AnswerRequest, words: TokenWords | None) -> dict[str, Any]:
@@ -91,8 +85,7 @@ def _choice(index: int, answer: Completion, request: AnswerRequest, words: Token
 
 
 def _events(asked: ChatRequest, identity: Identity, answers: Answers) -> AsyncGenerator[bytes, None]:
-    notes = tool_notes(answers.requests[0].use, answers.model.engine)
-    head = {**answers.head(identity, "chat.completion.chunk"), **notes}
+    head = answers.head(identity, "chat.completion.chunk")
     words = answers.model.words if asked.logprobs else None
     reasoning = [reasoning_of(request) for request in answers.requests]
     firsts = [_delta(i, {"role": "assistant", "content": ""}) for i in range(len(answers.requests))]

@@ -90,11 +90,8 @@ class Drain:
     _timer: asyncio.TimerHandle | None = field(init=False, default=None)
 
     def begin(self) -> None:
-        """Start the time; called again, end it at once."""
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self.drain_s, self.is_closing.set)
-        else:
-            self.is_closing.set()
+        """Start the time."""
+        self._timer = asyncio.get_running_loop().call_later(self.drain_s, self.is_closing.set)
 
     def cancel(self) -> None:
         """Nothing is left to end."""

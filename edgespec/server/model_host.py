@@ -182,11 +182,6 @@ class ModelHost:
         return name in self._models
 
     @property
-    def loaded(self) -> list[str]:
-        """Names of the models that are loaded."""
-        return [*self.hosted]
-
-    @property
     def hosted(self) -> dict[str, HostedModel]:
         """The models that are loaded, by their names."""
         return {each.name: each for each in [*self._models.values()] if _is_loaded(each)}

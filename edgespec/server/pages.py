@@ -122,7 +122,7 @@ async def health(services: Services, request: Request) -> Response:
 async def metrics(services: Services, request: Request) -> Response:
     gauges = [
         ("answers", "Answers that are being made or wait.", services.admission.num_taken),
-        ("models_loaded", "Models that are loaded.", len(services.host.loaded)),
+        ("models_loaded", "Models that are loaded.", len(services.host.hosted)),
     ]
     return PlainTextResponse(services.metrics.text(gauges), media_type=CONTENT_TYPE)
 

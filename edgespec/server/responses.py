@@ -20,7 +20,6 @@ from edgespec.server.answer_fields import (
     priority_of,
     require_followed,
     sampling_of,
-    tool_notes,
     tool_use_of,
 )
 from edgespec.server.answer_parts import Identity, entries_of, new_identity, token_entries
@@ -301,7 +300,7 @@ class _Response:
             "metadata": asked.metadata or {},
             "safety_identifier": None,
             "prompt_cache_key": None,
-            **tool_notes(self._use, self._answers.model.engine),
+            **self._answers.tool_notes(),
         }
 
 

@@ -377,14 +377,14 @@ def test_clients_name_a_preset_as_a_model(home: Path, plain: Engine) -> None:
             assert served.post(f"/api/{route}", stated).json()["eval_count"] > 9
             raw = {**stated, "options": {"seed": 5}, "raw": True}
             assert served.post(f"/api/{route}", raw).json()["eval_count"] == 9
-        assert served.services.host.loaded == ["tiny"], "the preset shares its model"
+        assert [*served.services.host.hosted] == ["tiny"], "the preset shares its model"
         other = served.post("/v1/chat/completions", {**asked, "model": "tiny", "max_tokens": 9}).json()
         assert other["choices"][0]["message"]["content"] == plain.generate("the an", max_tokens=9).text
         listed = {each["id"]: each["is_loaded"] for each in served.client.get("/v1/models").json()["data"]}
         assert listed == {"poet": True, "tiny": True}
         assert main(["preset", "create", "own", "--from", "poet", "--drafter", "none"]) == 0
         assert served.post("/api/chat", {**ollama, "model": "own"}).json()["message"]["content"] == wanted.text
-        assert served.services.host.loaded == ["own"], "its drafter is chosen when it is loaded"
+        assert [*served.services.host.hosted] == ["own"], "its drafter is chosen when it is loaded"
         (home / "presets" / "own.toml").write_text("model = [")
         (home / "presets" / "poet.toml").write_text('model = "tiny"\ntemperature = -1.0\n')
         for name, said in (("own", "presets/own.toml: Invalid"), ("poet", "'poet': temperature is -1.0; wanted")):
@@ -417,7 +417,9 @@ def test_a_preset_of_a_file_is_listed_and_prepared_at_its_first_request(home: Pa
             assert (models["later"]["preset_of"] == tiny_gguf.name) != is_prepared
             asked = {"model": "later", "messages": [{"role": "user", "content": "the an"}]}
             assert served.post("/v1/chat/completions", asked).json()["usage"]["completion_tokens"] == 3
-            assert served.services.host.loaded == ["later"], "it is not loaded anew by the name that it has then"
+            assert [*served.services.host.hosted] == ["later"], (
+                "it is not loaded anew by the name that it has then"
+            )
 
 
 def test_the_context_of_the_server_is_stated_and_that_of_a_loaded_model(home: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_model_is_loaded_once_for_all_who_want_it() -> None:
         host = ModelHost(engines.open)
         await asyncio.gather(*(use(host, "a") for _ in range(9)))
         await use(host, "a")
-        assert host.loaded == ["a"]
+        assert [*host.hosted] == ["a"]
         await host.close()
 
     run(work())
@@ -71,7 +71,7 @@ def test_the_model_used_longest_ago_makes_place() -> None:
         for name in ("a", "b", "a", "c"):
             await use(host, name)
         assert engines.done == ["+a", "+b", "-b", "+c"]
-        assert sorted(host.loaded) == ["a", "c"]
+        assert sorted(host.hosted) == ["a", "c"]
 
     run(work())
 
@@ -103,9 +103,9 @@ def test_an_idle_model_is_closed_and_one_in_use_is_not() -> None:
         host = ModelHost(engines.open, idle_s=0.02)
         async with host.lease("a"):
             await asyncio.sleep(0.05)
-            assert host.loaded == ["a"]
+            assert [*host.hosted] == ["a"]
         await settled(lambda: engines.done == ["+a", "-a"])
-        assert host.loaded == []
+        assert not host.hosted
         await use(host, "a")
 
     run(work())
@@ -124,7 +124,7 @@ def test_a_model_that_everybody_has_left_while_it_loaded_is_closed_too() -> None
         await asyncio.gather(waiting, return_exceptions=True)
         engines.may_open.set()
         await settled(lambda: engines.done == ["+a", "-a"])
-        assert host.loaded == []
+        assert not host.hosted
 
     run(work())
 
@@ -149,11 +149,11 @@ def test_who_comes_while_an_idle_model_is_closed_gets_a_new_one() -> None:
         await settled(is_closing.is_set)
         coming = [asyncio.create_task(use(host, "a")) for _ in range(3)]
         await asyncio.sleep(0.01)
-        assert (done, host.loaded) == (["+"], [])
+        assert (done, [*host.hosted]) == (["+"], [])
         host.idle_s = None
         may_close.set()
         await asyncio.gather(*coming)
-        assert (done, host.loaded) == (["+", "-", "+"], ["a"])
+        assert (done, [*host.hosted]) == (["+", "-", "+"], ["a"])
 
     run(work())
 
@@ -166,8 +166,8 @@ def test_short_memory_closes_idle_models() -> None:
         await host.start()
         async with host.lease("a"):
             await asyncio.sleep(0.02)
-            assert host.loaded == ["a"]
-        await settled(lambda: host.loaded == [])
+            assert [*host.hosted] == ["a"]
+        await settled(lambda: not host.hosted)
         await host.close()
 
     run(work())
@@ -182,7 +182,7 @@ def test_a_model_that_lacks_memory_is_tried_again_without_the_others() -> None:
         host = ModelHost(engines.open, max_models=3)
         await use(host, "a")
         await use(host, "big")
-        assert host.loaded == ["big"]
+        assert [*host.hosted] == ["big"]
 
     run(work())
     assert engines.done == ["+a", "big!", "-a", "+big"]

@@ -389,7 +389,7 @@ def test_a_model_that_is_being_loaded_is_closed_once_it_is(tiny_model: Path, tmp
         may_load.set()
         assert has_waited
         assert [each.result().json()["done_reason"] for each in (loads, closes)] == ["load", "unload"]
-        served.wait_until(lambda: not host.loaded)
+        served.wait_until(lambda: not host.hosted)
 
 
 @pytest.mark.parametrize(
