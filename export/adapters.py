@@ -77,6 +77,8 @@ def merge_adapter(loaded: LoadedSource, path: Path) -> LoadedSource:
         if not path.exists():
             raise SourceError(f"{path} does not exist; give the folder or the GGUF file of a LoRA adapter")
         adapter = _read_folder(path) if path.is_dir() else _read_file(path)
+        if adapter.is_gguf != (loaded.source.format == "gguf"):
+            _require_common_form(adapter, loaded.config)
         tensors = dict(loaded.tensors)
         made = dict(_merged(adapter, loaded.config, tensors))
     if "embedding" in made and "head" not in tensors:
@@ -205,6 +207,20 @@ def _read_file(path: Path) -> _Adapter:
         else:
             raise SourceError(f"{path} has tensor {name}, which is no part of a LoRA adapter; fetch it again")
     return _Adapter(path, file.paths, changes, {}, is_gguf=True)
+
+
+def _require_common_form(adapter: _Adapter, config: DecoderConfig) -> None:
+    """Raises SourceError: GGUF files have what it changes in another order, or multiplied."""
+    delta = next((layer.delta for layer in config.layers if layer.delta), None)
+    is_moved = delta is not None and delta.num_value_heads != delta.num_key_heads
+    marks = (".linear_attn.", ".ssm_", ".attn_qkv.", ".attn_gate.") if is_moved else ()
+    for name in (*adapter.changes, *adapter.whole):
+        if FAMILIES[config.architecture].has_both or any(mark in name for mark in marks):
+            wanted = "GGUF file" if adapter.is_gguf else "folder of safetensors"
+            raise SourceError(
+                f"{adapter.path} changes {name}, which GGUF files of {config.architecture} store in another way; "
+                f"give the base as a {wanted} too"
+            )
 
 
 def _merged(adapter: _Adapter, config: DecoderConfig, tensors: Tensors) -> Iterator[tuple[str, StoredTensor]]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 import tiny
-from families import FAMILIES, weights_of
+from families import FAMILIES, weights_of, write_source
 from safetensors.numpy import save_file
 
 from edgespec.cli.main import main
@@ -314,6 +315,31 @@ def test_an_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
         save_file(one, lonely / "adapter_model.safetensors")
         with pytest.raises(SourceError, match="one of the two matrices of x"):
             plan_model(tmp_path / "hf", ExportOptions(adapter=lonely))
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("qwen3_5", "model.layers.0.linear_attn.in_proj_z"), ("falcon_h1", f"{LAYER}self_attn.q_proj")],
+)
+def test_an_adapter_of_what_gguf_files_store_otherwise_is_for_a_base_of_its_own_form(
+    tmp_path: Path, family: str, name: str
+) -> None:
+    rows, columns = weights_of(family)[f"{name}.weight"].shape
+    change = np.ones((RANK, columns), np.float32), np.ones((rows, RANK), np.float32)
+    stored = tiny._gguf_name(f"{name}.weight", "qwen35" if family == "qwen3_5" else "falcon-h1")
+    adapters = {
+        "huggingface": write_folder(tmp_path / "adapter", {f"{name}.weight": change}),
+        "gguf": write_file(tmp_path / "adapter.gguf", {}, more={stored: change}),
+    }
+    for (form, adapter), base in product(adapters.items(), adapters):
+        (tmp_path / form / base).mkdir(parents=True)
+        source = write_source(tmp_path / form / base, family, base)
+        if form == base:
+            plan_model(source, ExportOptions(adapter=adapter))
+        else:
+            kind = "GGUF file" if form == "gguf" else "folder of safetensors"
+            with pytest.raises(SourceError, match=f"in another way; give the base as a {kind} too"):
+                plan_model(source, ExportOptions(adapter=adapter))
 
 
 def test_an_adapter_is_never_ignored_in_silence(tmp_path: Path) -> None:
