@@ -140,8 +140,8 @@ def add_model(parser: ArgumentParser, default: str | None = None, *, is_optional
         metavar="MODEL",
         nargs="?" if default or is_optional else None,
         default=default,
-        help="a name of edgespec models list, a preset, a .gguf file, a folder or org/name on the Hugging Face hub"
-        + _default_note(default),
+        help="a name from edgespec models list, a preset, a .gguf file, a folder, or org/name on the Hugging "
+        "Face hub" + _default_note(default),
     )
 
 

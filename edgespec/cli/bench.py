@@ -48,25 +48,27 @@ def add_bench(parser: CommandParser) -> None:
         "--learned",
         choices=("fresh", "stored"),
         default="fresh",
-        help="acceptance rates at the start of each round: none, or those that sessions stored (default: fresh)",
+        help="acceptance rates at the start of each round: none, or those stored from use (default: fresh)",
     )
     parser.add_argument(
         "--both-modes",
         action="store_true",
-        help="measure speculation in deterministic mode and without it, next to each other",
+        help="measure drafting in deterministic mode and without it, side by side",
     )
     parser.add_argument(
         "--compare",
         metavar="DRAFTER",
         action="append",
         default=[],
-        help="measure this drafter too, in the same run and in a session of its own; repeatable",
+        help="also measure this drafter, in the same run; repeatable",
     )
-    add_file(parser, "--resume", "note each answered prompt in FILE, and go on there if it was interrupted")
+    add_file(parser, "--resume", "note each answered prompt in FILE, and continue an interrupted run from it")
     reports = parser.add_argument_group("reports")
     add_file(reports, "--html", "write a page with charts, one prompt and its answer")
     add_file(
-        reports, "--report", "measure nothing: show what --json printed or --resume noted, or write it with --html"
+        reports,
+        "--report",
+        "measure nothing: show what --json printed or --resume noted, or make a page of it with --html",
     )
     add_options(parser)
     parser.show_first(

@@ -39,15 +39,18 @@ def add_chat(parser: CommandParser) -> None:
     add_model(parser, DEFAULT_MODEL)
     parser.add_argument("--model", "-m", dest="named_model", metavar="MODEL", help=argparse.SUPPRESS)
     parser.add_argument(
-        PROMPT_WORDS, metavar="PROMPT", nargs="?", help="answer it and exit, as --prompt does; in quotes"
+        PROMPT_WORDS,
+        metavar="PROMPT",
+        nargs="?",
+        help="a prompt in quotes: print the answer and exit, as --prompt does",
     )
     parser.add_argument(
         "-p",
         "--prompt",
         action="append",
         metavar="TEXT",
-        help="answer TEXT and exit; - reads stdin; several are joined by blank lines (default: stdin, or a chat "
-        "if stdin is a terminal)",
+        help="answer TEXT and exit; - reads stdin; several are joined by blank lines (default: "
+        "stdin, or a chat if stdin is a terminal)",
     )
     add_file(
         parser,
@@ -66,31 +69,36 @@ def add_chat(parser: CommandParser) -> None:
         help="continue the last chat, or the one of that name, with its model",
     )
     parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end the answer before TEXT; repeatable"
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end the answer where TEXT would come; repeatable",
     )
     add_file(parser, "--schema", "answer --prompt with JSON that matches the JSON schema in FILE")
     add_file(
         parser, "--tools", "let the model call the functions of FILE.py; you are asked before each call is run"
     )
-    add_mcp(parser, "let the model call the tools of an MCP server, each call after a question")
+    add_mcp(parser, "let the model call the tools of an MCP server; you are asked before each call")
     parser.add_argument(
         "--allow",
         action="append",
         default=[],
         metavar="TOOL",
-        help="run calls of TOOL without asking, or of all; repeatable; without a terminal only these are run",
+        help="run calls of TOOL without asking (all: of every tool); repeatable. Without a terminal only these "
+        "are run",
     )
     parser.add_argument(
         "--think",
         action=Switch,
         default=None,
-        help="let MODEL reason before it answers, or not, if its chat template has that switch",
+        help="let MODEL think first, or not, if its chat template has a switch for it",
     )
     add_options(parser)
     _add_files_of_passes(parser)
     parser.show_first(
         *("--prompt", "--attach", "--continue", "--system", "--think", "--temperature", "--max-tokens"),
-        *("--schema", "--tools", "--drafter", "--device", "--no-history", "--offline", "--json"),
+        *("--schema", "--tools", "--drafter", "--device", "--context", "--no-history", "--json"),
     )
     parser.set_defaults(run=_chat, transcript=None)
 
@@ -98,14 +106,18 @@ def add_chat(parser: CommandParser) -> None:
 def _add_files_of_passes(parser: CommandParser) -> None:
     """Add the flags of files that tell what each pass did."""
     advanced = parser.add_argument_group("advanced")
-    add_file(advanced, "--log-rounds", "write one JSON line per target pass: expected gain, tokens accepted")
+    add_file(
+        advanced,
+        "--log-rounds",
+        "write one line of JSON for each pass of the target: expected gain, tokens accepted",
+    )
     add_file(
         advanced,
         "--trace",
-        "draw when target and drafter worked, if FILE ends in .svg; else JSON for chrome://tracing",
+        "save when target and drafter worked: a picture if FILE ends in .svg, else JSON for chrome://tracing",
     )
     advanced.add_argument(
-        "--overwrite", action="store_true", help="let --log-rounds and --trace write over a file that is there"
+        "--overwrite", action="store_true", help="let --log-rounds and --trace replace a file that exists"
     )
 
 

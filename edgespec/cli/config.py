@@ -24,13 +24,13 @@ _DEFAULT = "default"
 
 def add_config(parser: CommandParser) -> None:
     described = {
-        "show": ("print every option, its value and where that comes from (the default action)", _show),
+        "show": ("print every option, its value and where the value comes from (the default action)", _show),
         "get": ("print the value of an option", _get),
         "path": ("print where the configuration file is", _path),
         "set": ("set an option in the file", _change),
         "unset": ("remove an option from the file, so that its default holds", _change),
         "edit": ("open the file in $VISUAL or $EDITOR, and check it afterwards", _edit),
-        "reset": ("begin with an empty file; the present one is kept beside it", _reset),
+        "reset": ("start over with an empty file; the old one is kept beside it", _reset),
     }
     for name, (what, run) in described.items():
         action = parser.add_command(name, what)

@@ -36,33 +36,36 @@ def add_export(parser: CommandParser) -> None:
     parser.add_argument(
         "source",
         metavar="SOURCE",
-        help="a .gguf file, a folder with safetensors, a name of the catalogue, or an id on the "
+        help="a .gguf file, a folder with safetensors, a name from the catalogue, or a model on the "
         "Hugging Face hub: org/name, org/name:Q4_K_M, org/name:FILE.gguf",
     )
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--output", metavar="DIR", type=Path, help="the model folder to create")
     place.add_argument(
-        "--name", metavar="NAME", help="prepare it in the model home, where models list and serve find it by NAME"
+        "--name", metavar="NAME", help="put it into the model home, where models list and serve find it by NAME"
     )
     place.add_argument(
         "--add-to",
         metavar="PAIR",
         type=Path,
-        help="a pair folder, to which to add the forms for the named devices",
+        help="add the forms for the chosen devices to this pair folder",
     )
     parser.add_argument(
         "--precision",
         choices=_PRECISIONS,
-        help="of the weights (default: source, that of SOURCE; fp16 for an NPU; fp32 for a GPU here without fp16)",
+        help="precision of the weights (default: source, that of SOURCE; fp16 for an NPU; fp32 for a GPU without "
+        "fp16)",
     )
     add_count(
         parser,
         "--context-length",
-        "the longest text in tokens (default: the model's own; with longrope that of its first training)",
+        "context length in tokens (default: the model's own; with longrope that of its first training)",
     )
-    add_file(parser, "--adapter", "merge a LoRA adapter into the weights: a folder of PEFT, or a GGUF file")
+    add_file(parser, "--adapter", "merge a LoRA adapter into the weights: a PEFT folder or a GGUF file")
     parser.add_argument(
-        "--dry-run", action="store_true", help="print what the export would take; needs no --output"
+        "--dry-run",
+        action="store_true",
+        help="print the time, memory and disk that the export would take, and do nothing; needs no --output",
     )
     parser.add_argument(
         "--check", action=Switch, help="compare the result with its source (default: if ONNX Runtime is installed)"

@@ -44,13 +44,13 @@ _INTERRUPTED = 130
 _NO_MEMORY = "out of memory; close other programs or use a smaller model"
 _LOG = logging.getLogger(__name__)
 _DESCRIPTION = """\
-Run language models on this machine, faster: a drafter, which is cheap, guesses the next tokens, and the target, \
-the model that you chose, checks all guesses in one pass."""
+Run language models on this machine, faster: a small drafter guesses the next tokens, and your model, the target, \
+checks all guesses in one pass."""
 _EPILOG = """\
-Help for a command: edgespec COMMAND --help. To set an option for good: edgespec config set KEY VALUE.
+Help for a command: edgespec COMMAND --help. To set an option for all commands: edgespec config set KEY VALUE.
 
 exit codes: 0 done, 1 failure, 2 usage, 3 model missing or invalid, 4 device unavailable, 5 out of memory, \
-6 integrity refused, 7 context overflow, 130 interrupted"""
+6 a file differs from its hash, 7 context overflow, 130 interrupted"""
 
 # How each command adds its arguments; commands.toml has its line of help, and examples.
 _COMMANDS: dict[str, Callable[[CommandParser], None]] = {

@@ -24,19 +24,19 @@ _LONG_S = 1e9  # as far off as what is kept for good
 
 def add_models(parser: CommandParser) -> None:
     described = {
-        "list": ("list prepared models, and the names that can be pulled", _list),
+        "list": ("list your models, and models that can be pulled", _list),
         "pull": (
-            "download and prepare a model, and the drafter that the catalogue names for it; repair a damaged one",
+            "download and prepare a model and its drafter, if the catalogue has one; repair a damaged model",
             _pull,
         ),
-        "show": ("print what is known of a prepared model", _show),
-        "ps": ("list the models that a server on this machine has loaded", _loaded),
+        "show": ("print the details of a prepared model", _show),
+        "ps": ("list the models that a running server has loaded", _loaded),
         "rename": ("give a prepared model another name", _rename),
         "path": ("print the folder of a prepared model", _path),
         "verify": ("compare every file with its recorded hash, offline", _verify),
-        "remove": ("delete prepared models, and what was downloaded for them alone", _remove),
-        "prune": ("delete all downloads, also interrupted ones; prepared models stay", _prune),
-        "learned": ("list what drafting heads have learned from use, with what it gains", _learned),
+        "remove": ("delete prepared models and their downloads", _remove),
+        "prune": ("delete all downloads, interrupted ones too; prepared models stay", _prune),
+        "learned": ("list what drafting heads have learned from use, and what it gains", _learned),
         "forget": ("delete what a drafting head has learned from use", _forget),
     }
     for name, (what, run) in described.items():
@@ -48,10 +48,10 @@ def add_models(parser: CommandParser) -> None:
                 "model", metavar="MODEL", nargs="?", help="a name or folder (default: all in the model home)"
             )
         elif name == "remove":
-            action.add_argument("models", metavar="MODEL", nargs="+", help="a name of edgespec models list")
-            action.add_argument("--yes", action="store_true", help="do not ask, also where presets need the model")
+            action.add_argument("models", metavar="MODEL", nargs="+", help="a name from edgespec models list")
+            action.add_argument("--yes", action="store_true", help="do not ask, even if presets need the model")
         elif name not in ("list", "prune", "ps"):
-            known = {"pull": "a model, as for chat", "rename": "a name of edgespec models list"}
+            known = {"pull": "a model, as for chat", "rename": "a name from edgespec models list"}
             action.add_argument("model", metavar="MODEL", help=known.get(name, "a name or folder"))
         if name == "list":
             action.add_argument("--all", action="store_true", help="list every model that can be pulled")
@@ -66,7 +66,7 @@ def add_models(parser: CommandParser) -> None:
                 "domain", metavar="NAME", nargs="?", help="the name that was given to --learn (default: all)"
             )
         if name == "pull":
-            action.add_argument("--name", metavar="NAME", help="the name to list, load and serve it by")
+            action.add_argument("--name", metavar="NAME", help="give the model this name")
             action.add_argument("--no-drafter", action="store_true", help="do not pull the drafter")
             action.add_argument("--check", action="store_true", help="compare the prepared model with its source")
         add_options(action)

@@ -27,16 +27,17 @@ def _plan(options: argparse.Namespace) -> None:
 def add_pair(parser: CommandParser) -> None:
     check = parser.add_command(
         "check",
-        "compare their tokens, and measure how much faster the drafter makes the target; without a drafter, rank "
-        "those that there are",
+        "measure how much faster a drafter makes a target, and compare their tokens; without a drafter, rank all "
+        "that could draft for it",
     )
     check.add_argument("target", metavar="TARGET", help="a model, as for chat")
     check.add_argument(
         "drafter",
         metavar="DRAFTER",
         nargs="?",
-        help="a smaller model, which guesses tokens for the target. Without it a pair folder is measured, which "
-        "records the result; for any other TARGET all that could draft for it is ranked, and nothing is run",
+        help="a smaller model, which guesses tokens for the target. Without it, a pair folder is measured, and "
+        "the result is stored in it; for any other TARGET, everything that could draft for it is ranked, and "
+        "nothing is run",
     )
     add_options(check)
     check.set_defaults(run=_pair_check)

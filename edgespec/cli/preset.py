@@ -31,7 +31,7 @@ _LARGEST = 1 << 20  # bytes of a file
 
 def add_preset(parser: CommandParser) -> None:
     described = {
-        "create": ("give a model with options a name, by which it is chatted with, served and loaded", _create),
+        "create": ("save a model with options under a name, for chat, serve and load", _create),
         "list": ("list presets", _list),
         "show": ("print the file of a preset", _show),
         "remove": ("delete presets; their models stay", _remove),
@@ -49,15 +49,17 @@ def add_preset(parser: CommandParser) -> None:
 
 
 def _add_contents(action: CommandParser) -> None:
-    action.add_argument("--from", dest="source", metavar="MODEL", help="a model as for chat, or another preset")
+    action.add_argument("--from", dest="source", metavar="MODEL", help="a model, as for chat, or another preset")
     add_file(
-        action, "-f --file", "a Modelfile of ollama: FROM, SYSTEM, PARAMETER and MESSAGE; options come before it"
+        action, "-f --file", "a Modelfile of ollama: FROM, SYSTEM, PARAMETER and MESSAGE; options override it"
     )
-    action.add_argument("--stop", action="append", metavar="TEXT", help="end answers before TEXT; repeatable")
-    add_file(action, "--schema", "answers are JSON that matches the JSON schema in FILE")
-    add_file(action, "--tools", "let the model call the functions of FILE.py, in edgespec chat alone")
     action.add_argument(
-        "--think", action=Switch, default=None, help="let the model reason before it answers, or not"
+        "--stop", action="append", metavar="TEXT", help="end answers where TEXT would come; repeatable"
+    )
+    add_file(action, "--schema", "answers are JSON that matches the JSON schema in FILE")
+    add_file(action, "--tools", "let the model call the functions of FILE.py, in edgespec chat only")
+    action.add_argument(
+        "--think", action=Switch, default=None, help="let the model think before it answers, or not"
     )
     action.add_argument("--overwrite", action="store_true", help="replace a preset of the same name")
     for name in PRESET_OPTIONS:

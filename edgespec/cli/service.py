@@ -40,21 +40,23 @@ _LINES = 50
 
 def add_service(parser: CommandParser) -> None:
     described = {
-        "install": ("have the server run whenever you are logged in, and start it now", _install),
-        "start": ("start the server that is installed", _start),
-        "stop": ("stop it until the next login or start", _stop),
-        "status": ("say whether it runs (exit code 0) or not (1)", _status),
-        "logs": ("print the last lines that it wrote", _logs),
-        "uninstall": ("stop it, and remove what was installed", _uninstall),
+        "install": ("start the server now and at each login", _install),
+        "start": ("start the installed server", _start),
+        "stop": ("stop the server until the next login or start", _stop),
+        "status": ("say whether the server runs (exit code 0) or not (1)", _status),
+        "logs": ("print the last lines of the server's log", _logs),
+        "uninstall": ("stop the server and remove the service", _uninstall),
     }
     for name, (what, run) in described.items():
         action = parser.add_command(name, what)
         action.set_defaults(run=run)
         if name in ("install", "uninstall"):
-            action.add_argument("--dry-run", action="store_true", help="print what would be written and run")
+            action.add_argument(
+                "--dry-run", action="store_true", help="print what would be written and run, and do nothing"
+            )
         if name == "logs":
-            add_count(action, "--lines", "how many", _LINES)
-            action.add_argument("--follow", action="store_true", help="go on with what comes, until Ctrl-C")
+            add_count(action, "--lines", "number of lines", _LINES)
+            action.add_argument("--follow", action="store_true", help="keep printing new lines, until Ctrl-C")
         if name == "install":
             add_model(action, is_optional=True)
             add_options(action)

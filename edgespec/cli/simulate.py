@@ -28,17 +28,17 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--machine",
         metavar="NAME",
-        help="a machine whose figures were published; `--machine list` names them and their sources",
+        help="a machine whose figures were published; `--machine list` lists them with their sources",
     )
     parser.add_argument("--drafter-device", metavar="NAME", help="where that machine drafts: cpu or npu")
     figures = {
         "--target-ms": ("T", "milliseconds per target pass over one token"),
         "--draft-ms": ("D", "milliseconds per drafted token"),
-        "--acceptance": ("A", "probability from 0 to 1 that a token is kept if all drafted before it were"),
+        "--acceptance": ("A", "probability from 0 to 1 that a drafted token is accepted if all before it were"),
     }
     for flag, (metavar, what) in figures.items():
         parser.add_argument(flag, type=float, metavar=metavar, help=what)
-    add_count(parser, "--draft-length", "tokens per serial draft (default: the fastest length)")
+    add_count(parser, "--draft-length", "tokens per draft in the serial schedule (default: the fastest length)")
     parser.add_argument(
         "--verify-cost",
         metavar="1,R,…",

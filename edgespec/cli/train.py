@@ -33,25 +33,25 @@ _LEAST_MINUTES, _MOST_MINUTES = 0.1, 100_000.0
 def add_train(parser: CommandParser) -> None:
     add_model(parser)
     parser.add_argument(
-        "--output", metavar="HEAD", type=Path, required=True, help="the folder of the head to write"
+        "--output", metavar="HEAD", type=Path, required=True, help="the folder to write the head to"
     )
     prompts = parser.add_mutually_exclusive_group()
     add_file(
         prompts,
         "--corpus",
         "your own prompts, which the model answers: a line or a JSON object each (default: some 400 that come "
-        "along, and as many as there is time for that the model writes)",
+        "with edgespec, and as many as the model has time to write)",
     )
     prompts.add_argument(
         "--from-answers",
         action="store_true",
-        help="train on the answers that are stored for MODEL, and write none",
+        help="train on the stored answers of MODEL, without making new ones",
     )
     add_file(
         parser,
         "--held-out",
-        "prompts that are not trained on, and say how often the head is right, as --corpus has them (default: one "
-        "prompt of twelve)",
+        "prompts to test the head on, which are not trained on; a file like that of --corpus (default: one prompt "
+        "in twelve)",
     )
     parser.add_argument(
         "--written",
@@ -65,24 +65,24 @@ def add_train(parser: CommandParser) -> None:
         metavar="M",
         type=float,
         default=60.0,
-        help="how long it may take, but for hidden states, which take as long as they take (default: 60)",
+        help="time limit in minutes; the time for hidden states comes on top (default: 60)",
     )
     parser.add_argument(
-        "--disk", metavar="SIZE", default="4G", help="room for hidden states, such as 512M (default: 4G)"
+        "--disk", metavar="SIZE", default="4G", help="disk space for hidden states, such as 512M (default: 4G)"
     )
     parser.add_argument(
         "--epochs",
         metavar="N",
         type=float,
         default=0.0,
-        help="end when each token was trained on so often, in all runs (default: when the time is over)",
+        help="end when each token was trained on this often, in all runs (default: when the time is over)",
     )
     parser.add_argument(
         "--variation",
         metavar="SHARE",
         type=float,
         default=0.0,
-        help="the share of the loss, 0 to 1, that counts refused drafts (total variation) and not cross-entropy "
+        help="the share of the loss, 0 to 1, that is total variation (refused drafts) instead of cross-entropy "
         "(default: 0)",
     )
     add_count(parser, "--draft-vocab", "tokens that the head can draft", 16_384)
@@ -90,7 +90,8 @@ def add_train(parser: CommandParser) -> None:
         "--train-device",
         choices=("auto", "cpu", "cuda", "mps", "xpu"),
         default="auto",
-        help="where PyTorch trains (default: cuda if there is one, else cpu) and, of cuda and cpu, runs the model",
+        help="where PyTorch trains, and runs the model if it is cuda or cpu (default: cuda if there is one, else "
+        "cpu)",
     )
     add_options(parser)
     parser.show_first(

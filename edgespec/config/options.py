@@ -14,16 +14,16 @@ MAX_ANSWERS = 16  # that one model makes at once
 Value = str | int | float | bool | None
 Kind = Literal["text", "whole", "limit", "number", "switch", "size", "length"]
 
-_SPECULATION = "speculation"
+_DRAFTING = "drafting"
 _SAMPLING = "sampling"
 _DEVICES = "devices and memory"
 _STORAGE = "conversation and stored data"
 _SERVER = "server"
 GROUPS = {
-    _SAMPLING: "How the next token is chosen: by default as the files of MODEL suggest, and where they suggest "
-    "nothing greedily, always the most likely one.",
-    _SPECULATION: "A drafter guesses the next tokens; the target, which is MODEL, checks all of them in one pass "
-    "and keeps those that it would have written itself.",
+    _SAMPLING: "How the next token is chosen. The default is what the files of MODEL suggest; where they suggest "
+    "nothing, it is greedy: always the most likely token.",
+    _DRAFTING: "A drafter guesses the next tokens; MODEL, the target, checks all of them in one pass and accepts "
+    "those that it would have written itself.",
     _DEVICES: None,
     _STORAGE: None,
     _SERVER: None,
@@ -75,7 +75,7 @@ DEFAULT_MODEL = str(OPTIONS["model"].default)
 LOAD_PARAMETERS = {
     name: PARAMETERS.get(name, name.replace("-", "_"))
     for name, option in OPTIONS.items()
-    if option.group in (_SPECULATION, _DEVICES) or name in ("home", "offline", "keep-download", "max-parallel")
+    if option.group in (_DRAFTING, _DEVICES) or name in ("home", "offline", "keep-download", "max-parallel")
 }
 SAMPLING_OPTIONS = [
     name for name, option in OPTIONS.items() if option.group == _SAMPLING and name != "model-sampling"
@@ -83,5 +83,5 @@ SAMPLING_OPTIONS = [
 # The options that a preset may have.
 PRESET_OPTIONS = (
     *("system", "max-tokens", "context", *SAMPLING_OPTIONS),
-    *(name for name, option in OPTIONS.items() if option.group == _SPECULATION),
+    *(name for name, option in OPTIONS.items() if option.group == _DRAFTING),
 )
