@@ -14,7 +14,7 @@ from threading import RLock
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from edgespec.decoding.repetition import LoopWatch
-from edgespec.engine.answers import Chunk, Completion, join_chunks
+from edgespec.engine.answers import Chunk, Completion, cancelled_chunk, join_chunks
 from edgespec.engine.run_ahead import Made, RunAhead, Ticket
 from edgespec.system.threads import Owner, in_thread
 from edgespec.text.chat_template import Turn
@@ -353,7 +353,9 @@ class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
         self._on_end(self, "cancelled")
 
     def completion(self) -> Completion:
-        """Wait for the whole answer."""
+        """Wait for the whole answer; of one that was closed, give what had come of it, as a cancelled one."""
         for _ in self:
             pass
-        return join_chunks(self._chunks, self.prompt_tokens, self._stream.schema)
+        is_whole = bool(self._chunks) and self._chunks[-1].finish_reason is not None
+        chunks = self._chunks if is_whole else [*self._chunks, cancelled_chunk(self.last)]
+        return join_chunks(chunks, self.prompt_tokens, self._stream.schema)

@@ -307,6 +307,13 @@ class Tally:
         return measured_gain(costs, widths, self.decode_tokens, self.decode_s + self.pause_s)
 
 
+def cancelled_chunk(last: Chunk | None) -> Chunk:
+    """The last chunk of an answer as far as it was read, with the figures of its own last one, if it has that."""
+    nothing = Tally().stats(drafter="none", draft_length="auto", target_device="none", drafter_device=None)
+    stats, timeline = (last.stats, last.timeline) if last else (nothing, ())
+    return Chunk(text="", token_ids=(), finish_reason="cancelled", stats=stats, timeline=timeline)
+
+
 def verdicts(draft: Tree, emitted: TokenIds) -> tuple[int, bool]:
     """How many drafted tokens a pass has judged, and whether its last token replaced one.
 

@@ -416,6 +416,18 @@ def test_a_conversation_answers_as_the_engine_answers_its_messages(engine: Engin
     assert conversation.num_tokens > second.prompt_tokens
 
 
+@pytest.mark.parametrize("num_read", [0, 2])
+def test_an_answer_that_was_closed_is_given_as_far_as_it_was_read(engine: Engine, num_read: int) -> None:
+    conversation = engine.chat(max_tokens=12)
+    with conversation.stream("the in") as reply:
+        for _ in range(num_read):
+            next(reply)
+    done = reply.completion()
+    assert (done.text, done.finish_reason) == (reply.text, "cancelled")
+    assert bool(done.text) == bool(num_read)
+    assert done.stats.num_emitted == len(done.token_ids)
+
+
 def test_special_tokens_that_a_user_types_stay_text(engine: Engine) -> None:
     special = {"<|im_start|>": 1, "<|im_end|>": 2}
     typed = "".join(special)
