@@ -140,7 +140,7 @@ def _system(session: ChatSession, argument: str) -> None:
     if argument:
         conversation.system = None if argument == "-" else argument
         session.save()
-    session.info("no system message" if conversation.system is None else f"system message: {conversation.system}")
+    session.info(f"system message: {conversation.system}" if conversation.system else "no system message")
 
 
 @_command("set", Argument.SETTING, "change a setting, e.g. temperature 0.8; alone, show all")
@@ -204,7 +204,7 @@ def _history(session: ChatSession, argument: str) -> None:
     rounds = session.conversation.rounds
     if argument and not whole_number(argument):
         raise UsageError(f"/history takes how many messages to show, not '{one_line(argument, 40)}'")
-    if session.conversation.system is not None:
+    if session.conversation.system:
         session.info(f"system message: {session.conversation.system}")
     show_rounds(rounds[-whole_number(argument) :] if argument else rounds, session.info)
     if not rounds:
@@ -323,10 +323,11 @@ def _context(session: ChatSession, argument: str) -> None:
     width = min(_BAR_COLUMNS, shutil.get_terminal_size().columns - 1)
     bar = round(width * used / whole)
     lines = [f"{'█' * bar}{'·' * (width - bar)} {used} of {whole} tokens ({used / whole:.0%})"]
-    has_system = conversation.system is not None
-    if conversation.system is not None:
+    num_sent = len(conversation.sent)
+    if conversation.system:
         lines.append(f"system message: {len(engine.tokenizer.encode(conversation.system))} tokens")
-    lines.append(f"{len(conversation.sent) - has_system} messages of the conversation are sent to the model")
+        num_sent -= 1
+    lines.append(f"{num_sent} messages of the conversation are sent to the model")
     if conversation.num_dropped:
         lines.append(
             f"{conversation.num_dropped} older ones are no longer sent; they stay in the saved conversation"

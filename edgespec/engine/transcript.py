@@ -148,7 +148,7 @@ class Round(NamedTuple):
 
 def messages_of(rounds: Sequence[Round], system: str | None = None) -> tuple[Turn, ...]:
     """The messages of rounds in their order, behind a system message; a round without an answer has one."""
-    messages: list[Turn] = [Message("system", system)] if system is not None else []
+    messages: list[Turn] = [Message("system", system)] if system else []
     for each in rounds:
         messages += [Message("user", each.user), *each.steps]
         if each.answer is not None:

@@ -248,7 +248,7 @@ def _messages(prompt: Prompt, system: str | None) -> list[Turn]:
     if not isinstance(prompt, (str, Mapping)) and not is_conversation(prompt):
         raise UsageError(f"the prompt is {prompt!r:.60}; wanted a text, a list of messages or token ids")
     turns = parse_messages([Message("user", prompt)] if isinstance(prompt, str) else prompt)
-    return turns if system is None else [Message("system", system), *turns]
+    return [Message("system", system), *turns] if system else turns
 
 
 def parse_messages(messages: Iterable[object]) -> list[Turn]:

@@ -76,6 +76,13 @@ def test_each_turn_is_sent_with_all_before_it() -> None:
     assert conversation.messages == (*engine.asked[1], Message("assistant", "0: two"))
 
 
+def test_an_empty_system_message_is_none() -> None:
+    conversation, engine = talk(system="")
+    answer(conversation, "one")
+    assert contents(engine.asked[0]) == ["one"]
+    assert contents(conversation.transcript().messages) == ["one", "0: one"]
+
+
 def test_retry_takes_the_next_seed_and_the_place_of_the_answer() -> None:
     conversation, _ = talk(sampling=SamplingParams(seed=5))
     answer(conversation, "one")
@@ -426,6 +433,10 @@ def test_an_answer_that_was_closed_is_given_as_far_as_it_was_read(engine: Engine
     assert (done.text, done.finish_reason) == (reply.text, "cancelled")
     assert bool(done.text) == bool(num_read)
     assert done.stats.num_emitted == len(done.token_ids)
+
+
+def test_an_engine_counts_no_empty_system_message(engine: Engine) -> None:
+    assert engine.encode("the in", system="") == engine.encode("the in") != engine.encode("the in", system="an")
 
 
 def test_special_tokens_that_a_user_types_stay_text(engine: Engine) -> None:
