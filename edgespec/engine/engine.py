@@ -429,6 +429,7 @@ class Engine:
         The chat template begins it, or the beginning of the answer that is given. An answer that has to match a
         format, of a preset too, or to call a tool, has none.
         """
+        self._require_open()
         of_preset = self.preset.answer_options.get("response_format") if self.preset else None
         if not prefill and (demands_call(tool_choice) or not is_any_text(response_format or of_preset)):
             return False

@@ -218,6 +218,8 @@ def test_closed_engine_says_so(tiny_model: Path) -> None:
         pass
     with pytest.raises(EdgeSpecError, match="closed"):
         engine.generate("the")
+    with pytest.raises(EdgeSpecError, match="closed"):
+        engine.opens_reasoning("the")
     with pytest.raises(EdgeSpecError, match="closed"), engine:
         pass
     assert engine.tokenize("the") != ()
