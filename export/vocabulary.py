@@ -15,6 +15,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from edgespec.errors import SourceError
+from edgespec.system.tables import read_table
 from edgespec.text.stored_template import join_templates, set_end_token, turn_marks
 from edgespec.text.tokenizer import TWIN
 from edgespec.tools.channels import CHANNEL
@@ -25,67 +26,15 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 _TEXTS, _SPECIAL = (_NORMAL, _USER_DEFINED), (_CONTROL, _UNKNOWN)
 _PIPED = re.compile(r"<[|｜][^<>\s]+[|｜]>")
 
-# Tokens that end an answer though a file may not list them as such.
-END_OF_TURN = (
-    "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "<|end|>",
-    "<end_of_turn>", "<turn|>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<eos>", "</s>",
-    "<|observation|>", "<|tool_response>", "<start_function_response>",  # behind calls of GLM-4 and Gemma
-)  # fmt: skip
-# In gpt-oss an answer has several messages, and <|end|> is behind one of them.
-_END_OF_MESSAGES = ("<|return|>", "<|call|>", "<|endoftext|>")
+_TABLE = read_table(__file__, "pre_tokenizers.toml")
+END_OF_TURN: tuple[str, ...] = _TABLE["turns"]["ends"]
+_END_OF_MESSAGES: tuple[str, ...] = _TABLE["turns"]["ends_of_messages"]
+_TRAITS: Mapping[str, tuple[str, ...]] = _TABLE["traits"]
+_PATTERNS: dict[str, tuple[str, ...]] = {
+    name: each["cuts"] for each in _TABLE["patterns"] for name in each["names"]
+}
 # The control tokens of phi3 that do not absorb the white space after them.
 _KEEP_SPACE = {"<unk>", "<s>", "<|endoftext|>"}
-
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LETTERS = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
-_QWEN2 = _CONTRACTIONS + _LETTERS + r"|\p{N}" + _TAIL
-_QWEN35 = _QWEN2.replace(_LETTERS, r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+").replace(
-    r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"
-)
-_SEED = _QWEN2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
-_LLAMA3 = _CONTRACTIONS + _LETTERS + r"|\p{N}{1,3}" + _TAIL
-# Words of capitals and of small letters; a capital begins a word (o200k of OpenAI, Tekken of Mistral).
-_CAPITALS, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_BEFORE = r"[^\r\n\p{L}\p{N}]?"
-_CASES = (_BEFORE + _CAPITALS + "*" + _SMALL + "+", _BEFORE + _CAPITALS + "+" + _SMALL + "*")
-_CASES_TAIL = _TAIL.replace(r"[\r\n]*", r"[\r\n/]*", 1)
-_GPT4O = "|".join(f"{case}{_CONTRACTIONS}?" for case in _CASES) + r"|\p{N}{1,3}" + _CASES_TAIL
-_TEKKEN = "|".join(_CASES) + r"|\p{N}" + _CASES_TAIL
-_EAST_ASIAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
-_DEEPSEEK_LETTERS = "\\s?[\\p{Lu}\\p{Ll}\\p{Lt}&&[^\u10d0-\u10ff\U0001d400-\U0001d7ff]]+"  # that have a case
-_DEEPSEEK_SIGNS = "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
-_DEEPSEEK = (r"[\r\n]", _DEEPSEEK_LETTERS, _DEEPSEEK_SIGNS, r"\s+$", _EAST_ASIAN, r"\p{N}+")
-_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, r"\p{N}")
-_DEEPSEEK3 = (
-    r"\p{N}{1,3}",
-    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-)
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-_DEFAULT = (r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
-_NFC = ("qwen2", "qwen35", "deepseek-r1-qwen", "olmo")
-# Unless the file says otherwise.
-_BOS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2", "pixtral", "midm-2.0", "tekken")
-_WHOLE_WORDS_FIRST = (*_BOS_FIRST, "glm4", "minicpm5")
-_SINGLE_DIGITS = ("smollm", "starcoder", "refact", "exaone", "minerva-7b")
-_AS_GPT2 = ("gpt-2", "olmo", "exaone4", "a.x-4.0", "mellum", "trillion", "granite-docling")
-# Pre-tokenizers by the name in a file: patterns that cut one after the other; none for GPT-2's, which is built in.
-_PATTERNS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys((*_AS_GPT2, *_SINGLE_DIGITS), ()),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "hunyuan", "megrez", "kormo", "f2llmv2"), (_QWEN2,)),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", *_WHOLE_WORDS_FIRST), (_LLAMA3,)),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
-    "seed-coder": (_SEED,),
-    "qwen35": (_QWEN35,),
-    "tekken": (_TEKKEN,),
-    **dict.fromkeys(("gpt-4o", "minimax-m2"), (_GPT4O,)),
-    "minicpm5": (r"\p{N}{1,3}", _LLAMA3),
-    "deepseek-llm": _DEEPSEEK,
-    "deepseek-coder": _DEEPSEEK_CODER,
-    "default": _DEFAULT,  # of files from before May 2024, which do not name theirs
-}
 
 
 def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
@@ -94,7 +43,7 @@ def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
     if patterns:
         splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
         return pre_tokenizers.Sequence([*splits, byte_level])
-    if name in _SINGLE_DIGITS:
+    if name in _TRAITS["single_digits"]:
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
     return byte_level
 
@@ -182,7 +131,7 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any], num_rows: in
     _add_tokens(tokenizer, control, defined, set(control) - _KEEP_SPACE if is_phi3 else set(), prefix)
     named = set(control).intersection(ends_of_turn(control))
     ends = tuple(sorted(stated | {token for token, piece in enumerate(pieces) if piece in named}))
-    eos = get("eos_token_id")
+    eos, begins = get("eos_token_id"), kind == "llama" or get("pre") in _TRAITS["bos_first"]
     return Vocabulary(
         tokenizer_json=tokenizer.to_str(),
         chat_template=set_end_token(template, ends, eos, pieces[eos] if eos in ends else None),
@@ -190,7 +139,7 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any], num_rows: in
         bos_token_id=get("bos_token_id", 1 if kind == "llama" and types[1:2] == [_CONTROL] else None),
         eos_token_ids=ends,
         # Files of Gemma 4 say false, and without this token it writes rubbish.
-        add_bos=kind == "gemma4" or bool(get("add_bos_token", kind == "llama" or get("pre") in _BOS_FIRST)),
+        add_bos=kind == "gemma4" or bool(get("add_bos_token", begins)),
         suppressed_token_ids=read_suppressed(path, get("suppress_tokens"), len(pieces)),
         notes=notes,
     )
@@ -276,9 +225,9 @@ def _byte_level(path: object, pieces: list[str], merges: Any, pre: str) -> Token
         raise SourceError(f"{path} names the pre-tokenizer '{pre}'; known are {known}")
     pairs = _stated_merges(path, merges)
     vocab = {piece: token for token, piece in enumerate(pieces)}
-    first = pre in _WHOLE_WORDS_FIRST
+    first = pre in (*_TRAITS["bos_first"], *_TRAITS["whole_words"])
     tokenizer = _checked(path, lambda: Tokenizer(models.BPE(vocab, pairs, ignore_merges=first)))
-    if pre in _NFC:
+    if pre in _TRAITS["nfc"]:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer(pre)
     untwin = _untwin(pieces)
