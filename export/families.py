@@ -88,29 +88,8 @@ GATED_EXPERTS = Lacking(
     "ONNX Runtime computes them from 1.32 on for CUDA alone, and edgespec does not write them",
     "a Gemma 4 without experts, as 12B or E4B",
 )
-_LACKING = [Lacking(**stated) for stated in read_table(__file__, "unread_families.toml")["lacking"]]
-_READ = (
-    "edgespec reads models of text, and the text part of Gemma 3 and 4, Mistral 3, Qwen2-VL to Qwen3-VL, Qwen3.5 "
-    "and LFM2-VL"
-)
-_SOUND = ("whisper", "wav2vec2", "hubert", "voxtral", "qwen2_audio", "granite_speech")
-_PICTURES = ("llava", "siglip", "vit", "idefics", "paligemma", "smolvlm", "internvl", "mllama", "blip", "lfm2_vl")
-# What is no decoder of text by itself, by the starts of its names.
-_PARTS = {
-    ("clip",): "the part of a model that sees or hears; give the file of its text part",
-    ("eagle3", "dflash", "dspark", "gemma4-assistant"): (
-        "a drafting head, which is read from safetensors alone; give --drafter its folder or hub id"
-    ),
-    ("bert", "nomic-bert", "jina-bert", "modern-bert", "modernbert", "roberta", "xlm-roberta", "distilbert"): (
-        "a model that reads text and writes none; for vectors of texts, Qwen3-Embedding is read"
-    ),
-    _SOUND: f"a model that takes sound; {_READ}",
-    _PICTURES: f"a model that takes pictures; {_READ}",
-    ("qwen2_5_omni", "qwen3_omni"): f"a model that takes pictures and sound; {_READ}",
-    ("t5", "mt5", "umt5", "bart", "mbart", "marian", "pegasus"): (
-        "a model with an encoder beside its decoder; edgespec reads models that write text with a decoder alone"
-    ),
-}
+_UNREAD = read_table(__file__, "unread_families.toml")
+_LACKING = [Lacking(**stated) for stated in _UNREAD["lacking"]]
 
 
 def family_of(path: object, architecture: str, advice: str = "", taken: str = "") -> Family:
@@ -120,8 +99,8 @@ def family_of(path: object, architecture: str, advice: str = "", taken: str = ""
     """
     if architecture in FAMILIES:
         return FAMILIES[architecture]
-    if part := next((part for starts, part in _PARTS.items() if architecture.startswith(starts)), None):
-        raise SourceError(f"{path} is {part}")
+    if found := next((kind for kind in _UNREAD["others"] if architecture.startswith(kind["starts"])), None):
+        raise SourceError(f"{path} is {found['what'].format(read=_UNREAD['read'])}")
     needs = next((need for need in _LACKING if f"{architecture} ".startswith(need.starts)), None)
     need = f"needs {needs}" if needs else f"takes {taken}" if taken else ""
     lacking, advice = (f", which {need}", "") if need else ("", advice)

@@ -9,8 +9,8 @@ from edgespec.errors import SourceError, UsageError
 from edgespec.export.decoder_config import DecoderConfig, GateLimit, QueryGrowth
 from edgespec.export.families import FAMILIES, GATED_EXPERTS, Family, family_of, family_of_huggingface
 from edgespec.export.rotary import plain_rotary, rotaries_from_huggingface, rotary_from_gguf
-from edgespec.export.routing import GGUF_KEYS, HUGGINGFACE_KEYS, routing_of
-from edgespec.export.settings import SourceSettings, UnreadLayout
+from edgespec.export.routing import routing_of
+from edgespec.export.settings import SETTING_NAMES, SourceSettings, UnreadLayout
 from edgespec.export.tensors import Tensors
 from edgespec.export.uneven_layers import (
     kv_heads,
@@ -27,46 +27,7 @@ _MIN_CONTEXT_LENGTH, _MAX_CONTEXT_LENGTH = 2, 1 << 20
 
 # The families by their names in GGUF files, where these differ from model types of transformers.
 _GGUF_NAMES = {stored: name for name, family in FAMILIES.items() for stored in family.gguf_names}
-# Keys of positions and attention in a GGUF file that are read, and values of others that change nothing.
-_READ = {
-    *(
-        f"attention.{key}"
-        for key in ("head_count", "head_count_kv", "key_length", "value_length", "scale", "causal")
-    ),
-    *(f"attention.{key}" for key in ("layer_norm_rms_epsilon", "layer_norm_epsilon")),
-    *(f"attention.{key}" for key in ("sliding_window", "sliding_window_pattern")),
-    *(f"rope.{key}" for key in ("dimension_count", "freq_base", "freq_base_swa", "scale_linear")),
-    *(f"rope.scaling.{key}" for key in ("type", "factor", "original_context_length", "attn_factor", "finetuned")),
-    *(f"rope.scaling.{key}" for key in ("yarn_beta_fast", "yarn_beta_slow", "yarn_attn_factor")),
-}
-_READ_OF = {
-    "mistral3.": ("attention.temperature_scale", "rope.scaling.yarn_log_multiplier"),
-    **dict.fromkeys(  # of images alone
-        ("qwen35.", "qwen35moe.", "qwen2vl.", "qwen3vl.", "qwen3vlmoe."),
-        ("rope.dimension_sections", "rope.mrope_section", "rope.mrope_interleaved"),
-    ),
-    "gemma4.": (
-        *("attention.key_length_swa", "attention.value_length_swa", "attention.shared_kv_layers"),
-        "rope.dimension_count_swa",
-    ),
-}
-_UNUSED: dict[str, float] = {
-    "attention.clamp_kqv": 0,
-    "attention.max_alibi_bias": 0,
-    "rope.scaling.yarn_ext_factor": 1,
-    "rope.scaling.yarn_log_multiplier": 0,
-}
-# Settings that change the arithmetic and have no place in the graph.
-_UNSUPPORTED = (
-    "use_sliding_window",
-    "use_cla",
-    "use_bidirectional_attention",
-    "clip_qkv",
-    "mlp_only_layers",
-    "conv_bias",
-)
-# The number of values within an MLP, by the first of these that a config.json has.
-_INNER_SIZES = ("moe_intermediate_size", "shared_intermediate_size", "intermediate_size")
+_GGUF, _HUGGINGFACE = SETTING_NAMES["gguf"], SETTING_NAMES["huggingface"]
 # The 27B models, known by their number of layers, scale attention by hidden_size / num_heads; no key states it.
 _SCALED_BY_WIDTH = {("gemma2", 46), ("gemma3", 62)}
 
@@ -88,8 +49,8 @@ def _require_read(stated: SourceSettings) -> None:
         key = name.removeprefix(stated.prefix)
         if key == "attention.causal" and value is False:
             raise SourceError(f"{stated.path}: tokens see those that follow them; there is causal attention alone")
-        is_known = key in _READ or _UNUSED.get(key) == value
-        is_known |= key in _READ_OF.get(stated.prefix, ())
+        is_known = key in _GGUF["read"] or _GGUF["unused"].get(key) == value
+        is_known |= key in _GGUF["read_of"].get(stated.prefix.removesuffix("."), ())
         if key == name or not key.startswith(("rope.", "attention.")) or is_known:
             continue
         raise UnreadLayout(
@@ -163,7 +124,7 @@ def config_from_gguf(
         residual_scale=stated.number("residual_scale", 1.0),
         logit_scale=1 / stated.number("logit_scale", 1.0),
         logit_cap=stated.optional("final_logit_softcapping", family.defaults.get("final_logit_softcapping")),
-        routing=routing_of(stated, family, GGUF_KEYS, tensors),
+        routing=routing_of(stated, family, _GGUF["routing"], tensors),
         norms_rotated=family.norms_rotated,
         query_growth=_query_growth(
             stated, "attention.temperature_scale", "rope.scaling.original_context_length", context_length
@@ -218,7 +179,7 @@ def config_from_huggingface(
         gate_limit=_gate_limit(stated, family),
         attention_cap=stated.optional("attn_logit_softcapping"),
         logit_cap=stated.optional("final_logit_softcapping"),
-        routing=routing_of(stated, family, HUGGINGFACE_KEYS, tensors),
+        routing=routing_of(stated, family, _HUGGINGFACE["routing"], tensors),
         norms_rotated=family.norms_rotated,
         query_growth=_query_growth(rope, *growth, context_length),
         **_scales(stated, family, hidden, head_dim),
@@ -238,7 +199,7 @@ def _require_supported(path: object, stated: SourceSettings, architecture: str, 
     if found != activation:
         raise SourceError(f"{path} has the activation {found}; {architecture} is supported only with {activation}")
     # Biases of falcon_h1 would need its multipliers, which the graph applies behind them.
-    for key in (*_UNSUPPORTED, *(("attention_bias",) if FAMILIES[architecture].has_both else ())):
+    for key in (*_HUGGINGFACE["unsupported"], *(("attention_bias",) if FAMILIES[architecture].has_both else ())):
         # "vision": the tokens of an image alone see later ones.
         if stated.get(key) and (key, stated.get(key)) != ("use_bidirectional_attention", "vision"):
             raise SourceError(f"{path} sets {key} to {stated.get(key)}, which is not supported")
@@ -249,8 +210,8 @@ def _require_supported(path: object, stated: SourceSettings, architecture: str, 
 def _inner_size(stated: SourceSettings, family: Family) -> int:
     """The number of values within an MLP; with experts, one beside them has a size of its own."""
     has_shared = family.is_mixture and stated.get("num_local_experts")
-    keys = [key for key in _INNER_SIZES if not (has_shared and key.startswith("shared"))]
-    return stated.count(next(filter(stated.get, keys), _INNER_SIZES[-1]))
+    keys = [key for key in _HUGGINGFACE["inner_sizes"] if not (has_shared and key.startswith("shared"))]
+    return stated.count(next(filter(stated.get, keys), keys[-1]))
 
 
 def _embedding_scale(family: Family, hidden_size: int) -> float:

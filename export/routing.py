@@ -1,8 +1,8 @@
 """How tokens choose among experts, from the settings of a source."""
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from edgespec.errors import SourceError
 from edgespec.export.families import Family
@@ -34,61 +34,37 @@ class Routing:
     num_used_groups: int = 1
 
 
-class RoutingKeys(NamedTuple):
-    """The keys of a mixture's settings, each by the first of its names that a source states."""
-
-    num_experts: tuple[str, ...]
-    num_used: tuple[str, ...]
-    dense_size: tuple[str, ...]
-    num_dense: tuple[str, ...]
-    period: tuple[str, ...]
-    is_normalized: tuple[str, ...]
-    scale: tuple[str, ...]
-    num_groups: tuple[str, ...]
-    num_used_groups: tuple[str, ...]
-
-
-GGUF_KEYS = RoutingKeys(
-    *(("expert_count",), ("expert_used_count",), ("feed_forward_length", "expert_feed_forward_length")),
-    *(("leading_dense_block_count",), ("interleave_moe_layer_step",)),
-    *(("expert_weights_norm",), ("expert_weights_scale",), ("expert_group_count",), ("expert_group_used_count",)),
-)
-HUGGINGFACE_KEYS = RoutingKeys(
-    ("n_routed_experts", "num_experts", "moe_num_experts", "num_local_experts"),
-    ("moe_topk", "moe_k", "num_experts_per_tok"),
-    ("intermediate_size",),
-    ("moe_layer_start_index", "first_k_dense_replace", "num_dense_layers"),
-    *(("moe_layer_interval",), ("norm_topk_prob",), ("routed_scaling_factor",), ("n_group",), ("topk_group",)),
-)
 _SIGMOID, _SOFTMAX = 2, (1, 3)  # expert_gating_func of a GGUF file; 3 is over the chosen experts alone
 _SHARED_UP = re.compile(r"\.(ffn_up_shexp|mlp\.shared_\w+\.up_proj)\.weight$")
 
 
-def routing_of(stated: SourceSettings, family: Family, keys: RoutingKeys, tensors: Tensors) -> Routing | None:
-    """The routing by the keys of its numbers; None for a family without experts."""
+def routing_of(
+    stated: SourceSettings, family: Family, keys: Mapping[str, Sequence[str]], tensors: Tensors
+) -> Routing | None:
+    """The routing by the keys of its numbers (SETTING_NAMES); None for a family without experts."""
     if not family.is_mixture:
         return None
 
-    def key(names: tuple[str, ...]) -> str:
-        return next(filter(stated.get, names), names[-1])
+    def key(name: str) -> str:
+        return next(filter(stated.get, keys[name]), keys[name][-1])
 
-    if (every := stated.get(key(keys.period), 1)) != 1:
+    if (every := stated.get(key("period"), 1)) != 1:
         raise SourceError(f"{stated.path} has experts in one of {every} layers, which is not supported")
-    num_dense, num_layers = int(stated.get(key(keys.num_dense), 0)), stated.get("num_hidden_layers")
+    num_dense, num_layers = int(stated.get(key("num_dense"), 0)), stated.get("num_hidden_layers")
     if num_layers is not None and num_dense >= num_layers:
         raise SourceError(f"{stated.path} states {num_dense} layers without experts, and has {num_layers} in all")
     shared = (each.rows for name, each in tensors.items() if _SHARED_UP.search(name))
     routing = Routing(
-        stated.count(key(keys.num_experts)),
-        stated.count(key(keys.num_used)),
-        bool(stated.get(key(keys.is_normalized), family.normalizes_routing)),
+        stated.count(key("num_experts")),
+        stated.count(key("num_used")),
+        bool(stated.get(key("is_normalized"), family.normalizes_routing)),
         num_dense=num_dense,
-        dense_size=stated.count(key(keys.dense_size)) if num_dense else 0,
+        dense_size=stated.count(key("dense_size")) if num_dense else 0,
         shared_size=next(shared, stated.get("shared_intermediate_size", 0)),
         is_sigmoid=_is_sigmoid(stated, family),
-        scale=stated.number(key(keys.scale), 1.0) if stated.get(key(keys.scale)) else 1.0,
-        num_groups=stated.count(key(keys.num_groups), 1),
-        num_used_groups=stated.count(key(keys.num_used_groups), 1),
+        scale=stated.number(key("scale"), 1.0) if stated.get(key("scale")) else 1.0,
+        num_groups=stated.count(key("num_groups"), 1),
+        num_used_groups=stated.count(key("num_used_groups"), 1),
     )
     return _checked(stated, routing)
 

@@ -11,9 +11,11 @@ from typing import Any
 
 from edgespec.errors import MemoryExhausted, SourceError
 from edgespec.manifest import FILE_NAME, SuggestedSampling
+from edgespec.system.tables import read_table
 from edgespec.system.text_files import POINTER, decode_text, is_pointer, read_plain
 from edgespec.system.typed_json import read_as
 
+SETTING_NAMES = read_table(__file__, "setting_names.toml")
 _TOO_LARGE = 1_000_000_000
 _LARGEST = 1e15  # bases of rotary positions are up to 1e11, of Falcon-H1
 _MAX_TEXT_BYTES = 16 << 20  # ten times a configuration that lists thousands of added tokens
