@@ -15,29 +15,10 @@ from edgespec.decoding.logprobs import log_softmax, negative_log_likelihood
 from edgespec.errors import ExportMismatch, PrecisionLoss
 from edgespec.export.written import WeightError
 from edgespec.manifest import Check, Structure
+from edgespec.system.tables import read_table
 from edgespec.types import Logits, TokenIds
 
-# English and code, for byte-level and SentencePiece vocabularies alike; 240 tokens and more.
-TEXT = '''\
-The tide had turned by the time the ferry reached the island, and the passengers waited on deck while two men \
-threw ropes to the pier. Nobody was in a hurry. A girl counted the gulls: eleven, twelve, thirteen, then lost her \
-place and began again. "How many are there really?" she asked. "As many as you have patience for," said her \
-father. The engine slowed, the gate came down with a clatter, and for a moment everyone looked at the same thing: \
-a heron, grey and quite still, standing in the shallows as if it had been waiting for them since the morning.
-
-def moving_average(values, width):
-    """Mean of each run of `width` neighbouring values."""
-    if width < 1:
-        raise ValueError(f"width is {width}, wanted at least 1")
-    total = sum(values[:width])
-    means = [total / width]
-    for i in range(width, len(values)):
-        total += values[i] - values[i - width]
-        means.append(total / width)
-    return means
-'''
-
-
+TEXT: str = read_table(__file__, "check_text.toml")["text"]
 # The loss allowed for each precision, a divergence; real models stay well below it.
 _DIVERGENCE = {"fp32": 1e-4, "fp16": 1e-3, "source": 0.1, "int8": 0.1, "int4": 0.25, "w8a16": 0.1}
 # One-row passes of a check; their logits differ by about equal amounts.

@@ -7,6 +7,7 @@ from edgespec.export.heads.assistant import ASSISTANT_DIALECT
 from edgespec.export.heads.dflash import BLOCK_DIALECTS
 from edgespec.export.heads.eagle import EAGLE_DIALECTS
 from edgespec.export.heads.head_source import Dialect, HeadSource, is_pickle, read_head
+from edgespec.export.heads.head_tensors import PUBLISHED
 from edgespec.export.heads.medusa import HYDRA_DIALECT, MEDUSA_DIALECT
 from edgespec.export.heads.mlp_speculator import SPECULATOR_DIALECTS
 from edgespec.export.heads.mtp import MTP_DIALECTS, is_mtp_alone
@@ -21,18 +22,6 @@ DIALECTS: tuple[Dialect, ...] = (
     *SPECULATOR_DIALECTS,
     MEDUSA_DIALECT,
     *MTP_DIALECTS,
-)
-
-# Settings that no language model has.
-_SETTINGS_OF_HEADS = (
-    "speculators_model_type",
-    "speculators_config",
-    "draft_vocab_size",
-    "medusa_num_heads",
-    "hydra_num_heads",
-    "n_predict",
-    "dflash_config",
-    "backbone_hidden_size",  # of Gemma's assistants
 )
 
 
@@ -59,7 +48,7 @@ def is_recognized(path: Path) -> bool:
     """True if the settings or the tensors of a file or folder are those of a drafting head."""
     try:
         settings = SourceSettings(path, read_json(path / "config.json") if path.is_dir() else {})
-        if any(settings.get(key) is not None for key in _SETTINGS_OF_HEADS):
+        if any(settings.get(key) is not None for key in PUBLISHED["settings"]):
             return True
         source = read_head(path)
     except (SourceError, OSError):  # read again as a model, whose reader says what is wrong

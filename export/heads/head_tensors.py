@@ -18,7 +18,9 @@ from edgespec.export.rotary import rotaries_from_huggingface
 from edgespec.export.settings import SourceSettings
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor, Tensors
+from edgespec.system.tables import read_table
 
+PUBLISHED = read_table(__file__, "published.toml")
 # Derived constants, and copies of the target's that only training reads.
 _IGNORED = ("rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight")
 _LAYER_ROLES = (*"qkvo", "q_bias", "k_bias", "v_bias", "q_norm", "k_norm", "input_norm", "mlp_norm", *PARTS)
@@ -26,18 +28,6 @@ LAYER_NAMES = {role: LAYER_TENSORS[role][1] for role in _LAYER_ROLES}
 _LAYER_NEEDS = ("q", "k", "v", "o", "mlp_norm", "gate", "up", "down")
 _TOGETHER = (("q_bias", "k_bias", "v_bias"), ("q_norm", "k_norm"))  # a layer has all of them or none
 
-# What the libraries assume that wrote the settings: speculators leaves out a value that transformers assumes.
-_ASSUMED: dict[str, dict[str, Any]] = {
-    "llama": {"num_attention_heads": 32, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "rope_theta": 1e4},
-    "qwen3": {
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 32768,
-        "rope_theta": 1e4,
-    },
-}
 _ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 
@@ -158,7 +148,7 @@ def layer_settings(source: HeadSource, inner: str | None = None) -> SourceSettin
     """
     stated = dict(nested(source.settings, inner) if inner else source.settings.values)
     kind = str(stated.get("model_type", "llama"))
-    assumed = _ASSUMED.get(kind, _ASSUMED["llama"])
+    assumed = PUBLISHED["assumed"].get(kind, PUBLISHED["assumed"]["llama"])
     given = {key: value for key, value in stated.items() if value is not None}
     settings = SourceSettings(source.settings.path, {**assumed, **given})
     if (activation := settings.get("hidden_act", "silu")) not in _ACTIVATIONS:

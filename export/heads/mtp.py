@@ -18,6 +18,7 @@ from edgespec.export.decoder_config import Layer
 from edgespec.export.heads.eagle import recurrent_head, require_joined_shapes
 from edgespec.export.heads.head_source import Dialect, HeadPlan, HeadSource, nested, read_head
 from edgespec.export.heads.head_tensors import (
+    PUBLISHED,
     Reader,
     layer_settings,
     layers_config,
@@ -53,36 +54,7 @@ class _Form:
     is_gated: bool = False
 
 
-_FORMS = (
-    _Form(
-        name="MTP of MiMo",
-        own=r"mtp_layers\.0\.",
-        layer="mtp_layers.0.",
-        join="mtp_layers.0.input_proj.weight",
-        norms={
-            "token_norm": "mtp_layers.0.token_layernorm.weight",
-            "state_norm": "mtp_layers.0.hidden_layernorm.weight",
-            "final_norm": "mtp_layers.0.final_layernorm.weight",
-        },
-        needs=("input_norm",),
-        has_state_first=True,
-    ),
-    _Form(
-        name="MTP of Qwen3.5",
-        own=r"mtp\.(?!layers\.[1-9])",
-        layer="mtp.layers.0.",
-        join="mtp.fc.weight",
-        norms={
-            "token_norm": "mtp.pre_fc_norm_embedding.weight",
-            "state_norm": "mtp.pre_fc_norm_hidden.weight",
-            "final_norm": "mtp.norm.weight",
-        },
-        needs=("input_norm", "q_norm", "k_norm"),
-        reads_normed=True,
-        gain_addend=1.0,
-        is_gated=True,
-    ),
-)
+_FORMS = tuple(_Form(**stated) for stated in PUBLISHED["mtp"])
 _ANY = re.compile(r"(model\.)?mtp(_layers)?\.")
 
 
