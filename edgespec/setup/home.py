@@ -105,7 +105,7 @@ class ModelHome:
                 entry = CATALOG[name]
                 return self._prepare(name, wanted, entry.precision, lambda judge: self._fetch(entry, judge))
             if path.is_file() or ((path / "config.json").is_file() and not (path / FILE_NAME).exists()):
-                return self._from_path(path.resolve(), wanted)
+                return self._from_path(path, wanted)
             if name.startswith(ollama_models.PREFIX):
                 pulled = ollama_models.find_pulled(name)
                 return self._prepare(pulled.folder_name, wanted, "source", lambda judge: pulled.source)
@@ -314,7 +314,12 @@ class ModelHome:
         return ModelUses(self.models)
 
     def _from_path(self, source: Path, wanted: "_Wanted") -> Path | None:
-        files = sorted(source.iterdir()) if source.is_dir() else filter(Path.exists, part_paths(source))
+        if source.is_dir():
+            source = source.resolve()
+            files = sorted(source.iterdir())
+        else:  # by the name of a link, since parts are known by theirs
+            source = source.parent.resolve() / source.name
+            files = [each for each in part_paths(source) if each.exists()]
         states = [f"{os.fsencode(file)!r} {(stat := file.stat()).st_size} {stat.st_mtime_ns}" for file in files]
         key = hashlib.sha256("\n".join(states).encode()).hexdigest()[:8]
         name = f"{Path(whole_name(source.name)).stem}-{key}"

@@ -278,6 +278,15 @@ def test_a_guess_names_a_prepared_model_of_the_catalogue_once(home: ModelHome, t
     assert str(refused.value).count("smollm2-135m") == 1
 
 
+def test_a_link_to_a_file_has_its_own_name_as_in_the_cache_of_the_hub(home: ModelHome, tmp_path: Path) -> None:
+    tiny.write_gguf(tmp_path / "mine.gguf", tiny.random_weights(), tensors_per_part=8)
+    (tmp_path / "snapshot").mkdir()
+    for number, part in enumerate(sorted(tmp_path.glob("mine-*.gguf"))):
+        link = tmp_path / "snapshot" / part.name
+        link.symlink_to(part.rename(tmp_path / f"blob{number}"))
+    assert home.resolve(str(link)).name.startswith("mine-")
+
+
 @pytest.mark.parametrize("wrong", ["model.gguf", "./nothing", "folder/of/nothing", "/nope/x"])
 def test_a_file_that_is_not_there_is_called_that(home: ModelHome, wrong: str) -> None:
     with pytest.raises(ModelError, match=r"there is no file or folder .*; check its name"):
