@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from edgespec.export.convert import MeasureRanges, OpenDecoder
 
 
+_READ = (".safetensors", ".json", ".jinja")  # endings of files of a folder that an export reads
+
+
 class DeviceFacts(TypedDict, total=False):
     """The facts of a device that decide the precision of a gpu form, asked where nobody has named one.
 
@@ -316,7 +319,7 @@ class ModelHome:
     def _from_path(self, source: Path, wanted: "_Wanted") -> Path | None:
         if source.is_dir():
             source = source.resolve()
-            files = sorted(source.iterdir())
+            files = [each for each in sorted(source.iterdir()) if each.suffix in _READ and each.is_file()]
         else:  # by the name of a link, since parts are known by theirs
             source = source.parent.resolve() / source.name
             files = [each for each in part_paths(source) if each.exists()]

@@ -287,6 +287,15 @@ def test_a_link_to_a_file_has_its_own_name_as_in_the_cache_of_the_hub(home: Mode
     assert home.resolve(str(link)).name.startswith("mine-")
 
 
+def test_other_files_of_a_folder_do_not_have_it_exported_again(home: ModelHome, tmp_path: Path) -> None:
+    tiny.write_huggingface(tmp_path / "hf", tiny.random_weights())
+    folder = home.resolve(str(tmp_path / "hf"))
+    (tmp_path / "hf" / ".DS_Store").touch()
+    (tmp_path / "hf" / "lost.bin").symlink_to("nowhere")
+    (tmp_path / "hf" / "runs").mkdir()
+    assert home.resolve(str(tmp_path / "hf")) == folder
+
+
 @pytest.mark.parametrize("wrong", ["model.gguf", "./nothing", "folder/of/nothing", "/nope/x"])
 def test_a_file_that_is_not_there_is_called_that(home: ModelHome, wrong: str) -> None:
     with pytest.raises(ModelError, match=r"there is no file or folder .*; check its name"):
