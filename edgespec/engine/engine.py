@@ -34,7 +34,7 @@ from edgespec.engine.request import (
 )
 from edgespec.engine.request_reader import RequestReader
 from edgespec.engine.run_ahead import Ticket
-from edgespec.engine.target_caches import TargetCaches, answer_decoder, interrupt
+from edgespec.engine.target_caches import AnswerDecoder, TargetCaches, interrupt
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.memory.free_memory import return_freed
 from edgespec.system.arguments import require_kind
@@ -458,7 +458,7 @@ class Engine:
         request = self._requests.read(prompt, settings, drafters, target.context_length)
         self._drafting.report()
         ticket = Ticket(deadline_s=called_s + (settings.timeout_s or inf), caller=Caller(settings.priority))
-        target = answer_decoder(caches, target, ticket, request.tokens)
+        target = AnswerDecoder(caches, target, ticket, request.tokens)
         ticket.interrupt = partial(interrupt, caches.decoders, self._drafting.pool, ref(ticket))
         num_read = caches.watch_reading(ticket, request.tokens, target)
         stream = Generation(self._model, self._drafting).stream(target, request, caches.queue, ticket, num_read)

@@ -196,12 +196,6 @@ class RequestQueue:
         return max(0.0, holder.rested_s + self._idle_s - monotonic())
 
 
-class _Asked(NamedTuple):
-    """The reader, a thread or task, wants a pass."""
-
-    asker: Hashable
-
-
 class Made(NamedTuple, Generic[Pass]):
     """A pass; without one no further pass runs, because of an error if there is one."""
 
@@ -240,7 +234,7 @@ class RunAhead(Generic[Pass]):
         self._passes = passes
         self._queue, self._ticket = queue, ticket
         self._max_ahead = MAX_AHEAD if max_ahead is None else max_ahead
-        self._requests: SimpleQueue[_Asked | None] = SimpleQueue()  # None ends the thread
+        self._requests: SimpleQueue[Hashable] = SimpleQueue()  # who wants a pass; None ends the thread
         self._made: SimpleQueue[Made[Pass]] = SimpleQueue()
         self._is_prompt, self._is_first = is_prompt, True
         self._held: deque[Made[Pass]] = deque()  # not handed over yet
@@ -328,7 +322,7 @@ class RunAhead(Generic[Pass]):
     def _ask(self, asker: Hashable) -> None:
         self.cancel_if_late()
         is_over = self._is_stopped or self._ticket.is_cancelled
-        self._requests.put(None if is_over else _Asked(asker))
+        self._requests.put(None if is_over else asker)
         if not self._begun.acquire(blocking=False):
             return
         end_at_exit(self._end_at_exit)
@@ -381,21 +375,21 @@ class RunAhead(Generic[Pass]):
 
     def _make_passes(self) -> None:
         num_ahead = 0  # passes that nobody has asked for; -1 while one is waited for
-        for request in iter(self._next_request, None):
+        for asker in iter(self._next_request, None):
             num_ahead -= 1
             if num_ahead < 0:
-                self._queue.take(self._ticket, request.asker)
+                self._queue.take(self._ticket, asker)
                 if self._ticket.is_cancelled or not self._make_pass():  # which may have no cache then
                     return
                 num_ahead += 1
             else:
-                self._queue.note(self._ticket, request.asker)
+                self._queue.note(self._ticket, asker)
             while num_ahead < self._max_ahead and self._requests.empty() and self._queue.take_ahead(self._ticket):
                 if not self._make_pass(is_ahead=True):
                     return
                 num_ahead += 1
 
-    def _next_request(self) -> _Asked | None:
+    def _next_request(self) -> Hashable:
         if self._requests.empty():
             self.hand_over()
             self._ticket.caller.rest()  # no pass is made before it is asked for

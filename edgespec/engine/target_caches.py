@@ -13,8 +13,7 @@ from weakref import ref
 
 import numpy as np
 
-from edgespec.decoding.decoder import Can, Decoder, ForwardingDecoder, Pass, Room, Rows, reusable_prefix
-from edgespec.decoding.pass_queue import Caller
+from edgespec.decoding.decoder import Can, Decoder, Pass, Room, Rows, reusable_prefix
 from edgespec.decoding.tree import NO_DRAFT
 from edgespec.draft.pool import DrafterPool
 from edgespec.engine.run_ahead import RequestQueue, Ticket
@@ -281,7 +280,9 @@ class AnswerDecoder(Decoder):
     num_fed = 0  # for this answer
 
     def __init__(self, caches: TargetCaches, target: Decoder, ticket: Ticket, prompt: TokenIds) -> None:
+        """Have the queue choose its cache by a prompt, which is to be answered."""
         self._caches, self._ticket, self._prompt = caches, ticket, prompt
+        ticket.choose = partial(caches.choose, prompt)
         self.vocab_size, self.context_length = target.vocab_size, target.context_length
         self._can = target.can
         self._num_given = 0  # how often it had been given a cache at the last pass
@@ -315,35 +316,11 @@ class AnswerDecoder(Decoder):
         found = self._caches.decoder(number)
         if found is None:
             raise Cancelled("the engine was closed")
-        _serve(found, self._ticket.caller)
+        if found.forks:
+            found.forks.serve(self._ticket.caller)  # which tells it when a pass begins
+        else:
+            self._ticket.caller.on_begin()
         return found
-
-
-class OnlyCache(ForwardingDecoder):
-    """The target as one answer sees it, where it has one cache."""
-
-    def __init__(self, target: Decoder, caller: Caller) -> None:
-        super().__init__(target)
-        self._caller = caller
-
-    def run(self, given: Pass) -> Rows:
-        _serve(self._decoder, self._caller)
-        return self._decoder.run(given)
-
-
-def _serve(decoder: Decoder, caller: Caller) -> None:
-    """Have a decoder run the next pass for an answer, which is told when it begins: now, if nobody else tells."""
-    if decoder.forks:
-        decoder.forks.serve(caller)
-    else:
-        caller.on_begin()
-
-
-def answer_decoder(caches: TargetCaches, target: Decoder, ticket: Ticket, prompt: TokenIds) -> Decoder:
-    if caches.num_caches == 1:
-        return OnlyCache(target, ticket.caller)
-    ticket.choose = partial(caches.choose, prompt)
-    return AnswerDecoder(caches, target, ticket, prompt)
 
 
 def interrupt(decoders: Sequence[Decoder], pool: DrafterPool, weak: "ref[Ticket]") -> None:

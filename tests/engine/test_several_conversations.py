@@ -14,7 +14,7 @@ from double import Double
 from edgespec import Conversation, Engine, MemoryExhausted, SamplingParams, load
 from edgespec.decoding.decoder import Cache, Can, Forks, Pass
 from edgespec.engine.run_ahead import RequestQueue, Ticket
-from edgespec.engine.target_caches import TargetCaches, answer_decoder
+from edgespec.engine.target_caches import AnswerDecoder, TargetCaches
 from edgespec.evaluation.timed_answer import clear_cache
 from edgespec.types import TokenIds
 
@@ -265,7 +265,7 @@ def test_an_answer_that_gets_its_cache_again_leaves_other_texts_where_they_are_s
     caches = TargetCaches(Holding(9), 2)
     texts = [np.full(40, i, np.int32) for i in range(3)]
     answers = [Ticket(choose=partial(caches.choose, text)) for text in texts]
-    targets = [answer_decoder(caches, caches.decoders[0], *each) for each in zip(answers, texts, strict=True)]
+    targets = [AnswerDecoder(caches, caches.decoders[0], *each) for each in zip(answers, texts, strict=True)]
 
     def step(i: int) -> None:
         caches.queue.take(answers[i], "a thread")
