@@ -268,7 +268,7 @@ def require_memory(name: str, estimate: MemoryEstimate, place: str, free: FreeBy
         needed_bytes, there = num_bytes + RESERVE_BYTES, free.get(at)
         if there is None or needed_bytes <= there.free_bytes:
             continue
-        parts = _list_parts(_beside_weights(estimate, at, place), num_bytes)
+        parts = _list_parts(estimate, at, place, num_bytes)
         raise MemoryExhausted(
             _shortage(name, needed_bytes, parts, "memory" if at == HOST else f"the memory of {at}", there),
             needed_bytes=needed_bytes,
@@ -295,18 +295,14 @@ def _shortage(name: str, needed_bytes: int, parts: str, memory: str, free: FreeM
     )
 
 
-def _beside_weights(estimate: MemoryEstimate, at: str, place: str) -> tuple[int, int]:
-    """The KV cache and the workspace that a model on the device of a place holds at another, or there."""
-    if at != place:
-        return 0, 0
-    if place == HOST:
-        return estimate.kv_cache_bytes, estimate.workspace_bytes
-    workspace = estimate.workspace_bytes + estimate.size.unpacked_bytes
-    return estimate.kv_cache_bytes + estimate.replaced_bytes, workspace
-
-
-def _list_parts(beside_weights: tuple[int, int], num_bytes: int) -> str:
-    cache_bytes, work_bytes = beside_weights
+def _list_parts(estimate: MemoryEstimate, at: str, place: str, num_bytes: int) -> str:
+    """The parts of what a model on the device of a place takes at another, or there."""
+    cache_bytes = work_bytes = 0
+    if at == place:
+        cache_bytes, work_bytes = estimate.kv_cache_bytes, estimate.workspace_bytes
+        if place != HOST:
+            cache_bytes += estimate.replaced_bytes
+            work_bytes += estimate.size.unpacked_bytes
     parts = {
         "weights and session": num_bytes - cache_bytes - work_bytes,
         "KV cache": cache_bytes,
