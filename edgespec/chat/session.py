@@ -172,6 +172,11 @@ class ChatSession:
         self.model, self.drafter = model, drafter
         if is_default:
             self.conversation.sampling = _default_sampling(self.engine)
+        if self.conversation.thinking is not None and not self.engine.can_switch_thinking:
+            self.conversation.thinking = None
+            self.info(
+                f"{one_line(self.engine.manifest.name)} has no switch for its reasoning, so that of /think is gone"
+            )
         if self.conversation.thinking_budget is not None and not self.engine.can_think:
             self.conversation.thinking_budget = None
             self.info(f"{one_line(self.engine.manifest.name)} does not reason, so the budget of /think is gone")

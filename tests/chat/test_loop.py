@@ -732,6 +732,20 @@ def test_a_file_that_was_changed_since_it_was_written_stays_as_it_is(
     assert path.read_bytes() == written
 
 
+def test_the_switch_of_reasoning_is_left_with_a_model_that_has_none(tiny_model: Path, tmp_path: Path) -> None:
+    thinks = tiny.TEMPLATE + "{% if enable_thinking %}{% endif %}"
+    with scripted_engine(tiny_model, tmp_path / "model", lambda prompt: "Hello.", thinks) as engine:
+        session = ruled(tmp_path / "chats", {})
+        session.conversation = engine.chat()
+        output(session, "/think on")
+        session.open_engine = lambda model, drafter: scripted_engine(
+            tiny_model, tmp_path / "other", lambda prompt: "Hello.", tiny.TEMPLATE
+        )
+        assert "tiny has no switch for its reasoning" in output(session, "/model other")
+        assert answer(session, "hi") == "Hello."
+        session.engine.close()
+
+
 def test_an_answer_is_shown_again_with_what_it_was_given_to_begin_with(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
