@@ -1,6 +1,7 @@
 """The state of a chat between two lines of the user: conversation, engine, files, the last answer."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -200,11 +201,14 @@ class ChatSession:
         return engine
 
     def status(self) -> Status:
+        num_context = None
+        with suppress(EdgeSpecError):  # a chat template may refuse messages
+            num_context = self.conversation.num_tokens
         return Status(
             model=self.shown_name,
             devices=self.engine.device_names,
             drafter=self.engine.speculation.name,
-            num_context=self.conversation.num_tokens,
+            num_context=num_context,
             context_length=self.engine.context_length,
             stats=self.stats,
             has_looped=self.has_looped,

@@ -73,12 +73,15 @@ def format_origin_shares(counts: Mapping[str, int]) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """The values that the line below the input shows."""
+    """The values that the line below the input shows.
+
+    num_context: None where the model cannot be sent the messages, as the next one says.
+    """
 
     model: str
     devices: tuple[str, str]
     drafter: str
-    num_context: int
+    num_context: int | None
     context_length: int
     stats: Stats | None = None
     has_looped: bool = False
@@ -86,6 +89,8 @@ class Status:
 
     @property
     def context(self) -> str:
+        if self.num_context is None:
+            return f"context ?/{self.context_length}"
         if self.num_context > self.context_length:  # what a further message takes beside its text
             return f"context {self.context_length}/{self.context_length}, full"
         return f"context {self.num_context}/{self.context_length}"

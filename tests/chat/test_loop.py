@@ -732,6 +732,20 @@ def test_a_file_that_was_changed_since_it_was_written_stays_as_it_is(
     assert path.read_bytes() == written
 
 
+def test_messages_that_the_model_cannot_be_sent_leave_a_status(tiny_model: Path, tmp_path: Path) -> None:
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + tiny.TEMPLATE
+    with scripted_engine(tiny_model, tmp_path / "model", lambda prompt: "Hello.", refuses) as engine:
+        session = ruled(tmp_path / "chats", {})
+        session.conversation = engine.chat()
+        assert session.status().context == "context 0/4000"
+        output(session, "/system Be brief.")
+        assert session.status().context == "context ?/4000"
+        with pytest.raises(UsageError, match="refuses the conversation"):
+            _obey(session, "hi", NOTHING)
+        output(session, "/system -")
+        assert answer(session, "hi") == "Hello."
+
+
 def test_the_switch_of_reasoning_is_left_with_a_model_that_has_none(tiny_model: Path, tmp_path: Path) -> None:
     thinks = tiny.TEMPLATE + "{% if enable_thinking %}{% endif %}"
     with scripted_engine(tiny_model, tmp_path / "model", lambda prompt: "Hello.", thinks) as engine:
