@@ -139,7 +139,7 @@ def read_attachment(path: Path) -> Attachment:
         if stat.S_ISDIR(status.st_mode):
             raise UsageError(f"{shown} is a folder; attach the files in it that you need")
         if not stat.S_ISREG(status.st_mode):
-            raise UsageError(f"{shown} is no regular file but a pipe or a device; save its text and attach that")
+            raise UsageError(f"{shown} is a pipe or a device, not a file; save its text to a file and attach that")
         with path.open("rb") as file:
             start = file.read(len(_PDF))
             most = MAX_PDF_BYTES if start == _PDF else MAX_TEXT_BYTES
@@ -152,7 +152,7 @@ def read_attachment(path: Path) -> Attachment:
     if len(data) > most:
         size = max(status.st_size, len(data))
         raise UsageError(
-            f"{shown} has {format_bytes(size)}; at most {format_bytes(most)} can be attached: take a part of it"
+            f"{shown} has {format_bytes(size)}; at most {format_bytes(most)} can be attached: attach a part of it"
         )
     text = read_pdf(data, shown, MAX_TEXT_BYTES) if start == _PDF else _decode(data, shown)
     text = text.replace("\r\n", "\n").strip("\n")

@@ -66,7 +66,7 @@ def text_to_copy(session: ChatSession, part: str) -> str:
     if part == "all":
         return "\n\n".join(f"{message.role}: {format_turn(message)}" for message in session.conversation.messages)
     if part not in ("", "code"):
-        raise UsageError(f"/copy takes code, all or nothing, not '{one_line(part, 40)}'")
+        raise UsageError(f"/copy takes code, all or no argument, not '{one_line(part, 40)}'")
     answers = [each.answer for each in session.conversation.rounds if each.answer]
     if not answers:
         raise UsageError("there is no answer to copy yet")

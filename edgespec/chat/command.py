@@ -14,35 +14,35 @@ from edgespec.chat.session import ChatSession
 _QUOTES = '"""'
 # The commands that are used most, in groups, and what they do.
 FIRST_PAGE = (
-    ("/retry, /edit, /undo", "answer again; change your last message, or remove it"),
-    ("/go, /answer", "go on with the last answer; change it"),
+    ("/retry, /edit, /undo", "answer again; edit or remove your last message"),
+    ("/go, /answer", "continue the last answer; edit it"),
     ("/copy, /save FILE", "copy the last answer; save the chat to a file"),
-    ("/clear, /compact", "start a new chat; shorten this one to a summary"),
+    ("/clear, /compact", "start a new chat; replace this one by a summary"),
     ("/chats, /open NAME", "list the saved chats; continue one"),
     ("/attach FILE", "send a file's text with your next message"),
     ("/model, /drafter", "show or switch the model, or what drafts for it"),
     ("/system TEXT, /set", "set the system message; show and change settings"),
-    ("/think", "on or off: whether the model reasons first"),
+    ("/think", "on or off: whether the model thinks before it answers"),
     ("/context, /stats", "show how full the context is; whether drafting helps"),
     ("/exit", "leave"),
 )
 _FIRST_KEYS = (
-    "Enter sends, Alt-Enter makes a new line, Tab completes, Up brings back a line.",
-    "Ctrl-C stops the answer; pressed twice, it leaves, and so does Ctrl-D.",
+    "Enter sends, Alt-Enter starts a new line, Tab completes, Up recalls input.",
+    "Ctrl-C stops the answer; press it twice, or Ctrl-D, to leave.",
     "/help all lists all commands and keys; /help COMMAND explains one.",
 )
 _KEYS = (
     ("Enter", "send"),
-    ("Alt-Enter, Ctrl-J", "make a new line"),
+    ("Alt-Enter, Ctrl-J", "start a new line"),
     ("Ctrl-X Ctrl-E", "write the message in $EDITOR"),
-    ("Up, Ctrl-R", "find earlier messages"),
+    ("Up, Ctrl-R", "recall or search earlier input"),
     ("Tab", "complete commands, files and models"),
     ("Ctrl-C", "stop the answer; press it twice to leave"),
     ("Ctrl-D", "leave"),
 )
 _DRAFTING = (
     "Drafting makes answers faster: a drafter guesses the next tokens, and the model checks several guesses in "
-    "one pass. The text stays the same to the byte wherever deterministic mode holds: edgespec doctor says so."
+    "one pass. Where deterministic mode holds, as edgespec doctor tells, the text stays the same to the byte."
 )
 
 

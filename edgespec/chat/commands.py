@@ -61,8 +61,8 @@ def run_command(session: ChatSession, line: str) -> Next:
         num_lines = len(line.strip().splitlines())
         if num_lines > 1 and command.argument not in _MANY_LINES:
             raise UsageError(
-                f"/{name} takes one line, and {num_lines} were given; nothing was done. To send a text that "
-                "begins with /, type //"
+                f"/{name} takes one line, not {num_lines}; nothing was done. To send a text that begins with /, "
+                "type //"
             )
         return command.action(session, argument) or NOTHING
     raise _unknown_command(name)
@@ -98,12 +98,12 @@ def _file_command(
     def write_new(session: ChatSession, argument: str) -> None:
         write(session, parse_new_path(session, argument, name, example))
 
-    @_command(f"{name}!", Argument.PATH, f"{verb} it, also over a file that is there already")
+    @_command(f"{name}!", Argument.PATH, f"{verb} it, and replace a file that exists")
     def write_over(session: ChatSession, argument: str) -> None:
         write(session, parse_path(argument, f"{name}!", example))
 
 
-@_command("help", Argument.HELP, "show the most used commands, all of them, or what one does")
+@_command("help", Argument.HELP, "show the most used commands, all, or what one does")
 def _help(session: ChatSession, argument: str) -> None:
     name = argument.removeprefix("/")
     if not name or name == "all":
@@ -126,7 +126,9 @@ def _model(session: ChatSession, argument: str) -> None:
     )
 
 
-@_command("drafter", Argument.DRAFTER, f"auto, none, {', '.join(TEXT)}, lookahead, self or a model")
+@_command(
+    "drafter", Argument.DRAFTER, f"switch the drafter: auto, none, {', '.join(TEXT)}, lookahead, self or a model"
+)
 def _drafter(session: ChatSession, argument: str) -> None:
     if argument:
         session.switch_engine(session.model, argument)
@@ -149,14 +151,14 @@ def _set(session: ChatSession, argument: str) -> None:
     if argument:
         session.info(apply_setting(conversation, argument))
         return
-    kept = "these hold for this chat; `edgespec config set NAME VALUE` keeps one for all"
+    kept = "these hold for this chat; `edgespec config set NAME VALUE` sets one for all chats"
     session.info("\n".join([*format_settings(conversation), kept]))
 
 
 @_command("retry", Argument.NONE, "answer the last message again, with the next seed")
 def _retry(session: ChatSession, argument: str) -> Next:
     if session.conversation.sampling.is_greedy and session.answer and session.conversation.rounds:
-        session.info("(without sampling the answer hardly changes; /set temperature 0.8 turns sampling on)")
+        session.info("(without sampling the answer hardly changes; for another: /set temperature 0.8)")
     return Next(reply=session.conversation.retry())
 
 
@@ -168,7 +170,7 @@ def _undo(session: ChatSession, argument: str) -> None:
     session.info(f"removed: {one_line(brief_message(removed.user), 60)}")
 
 
-@_command("edit", Argument.NONE, "change the last message and send it again")
+@_command("edit", Argument.NONE, "edit the last message and send it again")
 def _edit(session: ChatSession, argument: str) -> Next:
     if not (rounds := session.conversation.rounds):
         raise UsageError("there is nothing to edit yet")
@@ -180,7 +182,7 @@ def _edit(session: ChatSession, argument: str) -> Next:
 
 
 _command("attach", Argument.PATH, "send a file's text with your next message; alone, list them")(attach)
-_command("detach", Argument.ATTACHED, "drop an attached file; alone, all of them")(detach)
+_command("detach", Argument.ATTACHED, "remove an attached file; alone, all of them")(detach)
 
 
 _file_command("save", "save the conversation to a file (JSON Lines)", save_to)
@@ -203,7 +205,7 @@ def _load(session: ChatSession, argument: str) -> None:
 def _history(session: ChatSession, argument: str) -> None:
     rounds = session.conversation.rounds
     if argument and not whole_number(argument):
-        raise UsageError(f"/history takes how many messages to show, not '{one_line(argument, 40)}'")
+        raise UsageError(f"/history takes the number of messages to show, not '{one_line(argument, 40)}'")
     if session.conversation.system:
         session.info(f"system message: {session.conversation.system}")
     show_rounds(rounds[-whole_number(argument) :] if argument else rounds, session.info)
@@ -211,31 +213,33 @@ def _history(session: ChatSession, argument: str) -> None:
         session.info("the conversation is empty")
 
 
-@_command("answer", Argument.NONE, "change the last answer; /go continues the changed one")
+@_command("answer", Argument.NONE, "edit the last answer; /go continues the edited one")
 def _answer(session: ChatSession, argument: str) -> Next:
     if not (rounds := session.conversation.rounds) or not rounds[-1].answer:
-        raise UsageError("there is no answer to change yet")
+        raise UsageError("there is no answer to edit yet")
     return Next(edit=rounds[-1].answer, edits_answer=True)
 
 
-@_command("go", Argument.NONE, "go on with the last answer, which was stopped, cut at a limit or changed")
+@_command("go", Argument.NONE, "continue the last answer, if it was stopped, cut at a limit or edited")
 def _go(session: ChatSession, argument: str) -> Next:
     if not (rounds := session.conversation.rounds) or not rounds[-1].answer:
         raise UsageError(
-            f"there is no answer to go on with; {'/retry asks for one' if rounds else 'send a message'}"
+            f"there is no answer to continue; {'/retry asks for one' if rounds else 'send a message'}"
         )
     return Next(reply=session.conversation.go_on())
 
 
-@_command("prefill", Argument.TEXT, "set how the next answer begins; alone, leave that to the model again")
+@_command("prefill", Argument.TEXT, "set how the next answer begins; alone, the model begins it")
 def _prefill(session: ChatSession, argument: str) -> None:
     session.prefill = argument
-    session.info(f"the next answer begins with: {argument}" if argument else "the model begins the next answer")
+    session.info(
+        f"the next answer begins with: {argument}" if argument else "the model begins the next answer itself"
+    )
 
 
-_command("branch", Argument.COUNT, "go on in a copy of the chat, with its first N messages")(branch)
+_command("branch", Argument.COUNT, "continue in a copy of the chat, or of its first N messages")(branch)
 _command("name", Argument.TEXT, "name this chat; alone, show its name")(name_chat)
-_command("chats", Argument.TEXT, "list the saved chats, or those with some words in them")(show_chats)
+_command("chats", Argument.TEXT, "list the saved chats, or those that contain TEXT")(show_chats)
 
 
 @_command("open", Argument.CHAT, "continue another chat, by its name or its number in /chats")
@@ -244,7 +248,7 @@ def _open(session: ChatSession, argument: str) -> None:
     model = model and home.current_name(model)
     session.info("")
     hint = (
-        f" It was held with {one_line(model, 60)}; /model loads that."
+        f" Its model was {one_line(model, 60)}; /model switches to it."
         if model not in (None, session.model)
         else ""
     )
@@ -255,15 +259,15 @@ _command("delete", Argument.CHAT, "delete a saved chat, once you confirm it with
 _command("delete!", Argument.CHAT, "delete a saved chat for good")(delete_saved)
 
 
-_file_command("export", "write the chat to be read elsewhere, as .md or .json", export_to, "talk.md")
+_file_command("export", "write the chat for other programs, as .md or .json", export_to, "talk.md")
 
 
-@_command("think", Argument.THINKING, "on or off: reason first; show, fold or hide it; N: tokens it may take")
+@_command("think", Argument.THINKING, "on or off: think first; show, fold or hide it; N: at most N tokens")
 def _think(session: ChatSession, argument: str) -> None:
     conversation = session.conversation
     if argument in ("on", "off"):
         if not session.engine.can_switch_thinking:
-            raise UsageError(f"{one_line(session.engine.manifest.name)} has no switch for its reasoning")
+            raise UsageError(f"{one_line(session.engine.manifest.name)} has no switch for thinking")
         conversation.thinking = argument == "on"
     elif argument == "auto":
         conversation.thinking = None
@@ -273,26 +277,28 @@ def _think(session: ChatSession, argument: str) -> None:
         conversation.thinking_budget = None
     elif argument.isascii() and argument.isdigit():
         if not session.engine.can_think:
-            raise UsageError(f"{one_line(session.engine.manifest.name)} does not reason before it answers")
+            raise UsageError(f"{one_line(session.engine.manifest.name)} does not think before it answers")
         conversation.thinking_budget = whole_number(argument)
     elif argument:
         raise UsageError(
             f"/think takes on, off, auto, {', '.join(THINKING_VIEWS)}, a number of tokens, or -1 for no limit"
         )
-    switch = {None: "as its template says", True: "on", False: "off"}[conversation.thinking]
+    switch = {None: "as its chat template says", True: "on", False: "off"}[conversation.thinking]
     if not session.engine.can_switch_thinking:
-        switch = "its template has no switch for it"
+        switch = "its chat template has no switch for it"
     most = conversation.thinking_budget
     budget = "no limit" if most is None else f"at most {most} tokens"
-    session.info(f"reasoning: {switch}; length: {budget}; view: {session.thinking_view}")
+    session.info(f"thinking: {switch}; length: {budget}; view: {session.thinking_view}")
 
 
 @_command("tools", Argument.ASK, "list the tools that the model may call; ask: ask again before each call")
 def _tools(session: ChatSession, argument: str) -> None:
     if session.tools is None:
-        raise UsageError("there are no tools; edgespec chat --tools FILE.py takes the functions of a file as such")
+        raise UsageError(
+            "there are no tools; edgespec chat --tools FILE.py makes tools of the functions in a file"
+        )
     if argument not in ("", "ask"):
-        raise UsageError(f"/tools takes ask or nothing, not '{one_line(argument, 40)}'")
+        raise UsageError(f"/tools takes ask or no argument, not '{one_line(argument, 40)}'")
     if argument:
         session.tools.allowed.clear()
     session.info("\n".join(session.tools.lines()))
@@ -302,7 +308,7 @@ def _tools(session: ChatSession, argument: str) -> None:
 def _clear(session: ChatSession, argument: str) -> None:
     session.conversation.clear()
     session.start_new_file()
-    session.info("a new conversation")
+    session.info("a new conversation begins")
 
 
 @_command("copy", Argument.PART, "copy the last answer, its last code block, or everything")
@@ -327,7 +333,7 @@ def _context(session: ChatSession, argument: str) -> None:
     if conversation.system:
         lines.append(f"system message: {len(engine.tokenizer.encode(conversation.system))} tokens")
         num_sent -= 1
-    lines.append(f"{num_sent} messages of the conversation are sent to the model")
+    lines.append(f"{num_sent} messages are sent to the model")
     if conversation.num_dropped:
         lines.append(
             f"{conversation.num_dropped} older ones are no longer sent; they stay in the saved conversation"
@@ -339,24 +345,24 @@ def _context(session: ChatSession, argument: str) -> None:
     session.info("\n".join([*lines, f"when it is full: {policy}"]))
 
 
-@_command("compact", Argument.UNDO, "shorten the conversation to a summary by the model and your last message")
+@_command("compact", Argument.UNDO, "replace the conversation by a summary and your last message")
 def _compact(session: ChatSession, argument: str) -> Next | None:
     if argument == "undo":
         undo_compacting(session)
         return None
     if argument:
-        raise UsageError(f"/compact takes undo or nothing, not '{one_line(argument, 40)}'")
+        raise UsageError(f"/compact takes undo or no argument, not '{one_line(argument, 40)}'")
     return Next(reply=begin_compacting(session), compacts=True)
 
 
-@_command("stats", Argument.SWITCH, "show whether drafting helps, and what is off and why; on: live figures")
+@_command("stats", Argument.SWITCH, "show whether drafting helps, and why parts are off; on: live figures")
 def _stats(session: ChatSession, argument: str) -> None:
     if argument:
         session.info(switch_figures(session, argument))
         return
     if session.stats is None:
         name = one_line(session.engine.speculation.name)
-        why = ", because of --drafter none or because no drafter could be loaded" if name == "none" else ""
+        why = ", as --drafter none was given or no drafter could be loaded" if name == "none" else ""
         session.info(f"no answer yet; drafter: {name}{why}")
         return
     devices = session.engine.device_names
@@ -364,25 +370,25 @@ def _stats(session: ChatSession, argument: str) -> None:
     session.info("\n".join(report))
 
 
-@_command("plan", Argument.NONE, "show which drafters suit this model here, and why")
+@_command("plan", Argument.NONE, "show which drafters suit this model on this machine")
 def _plan(session: ChatSession, argument: str) -> None:
     session.info(session.describe_plan(session.model, session.drafter))
 
 
-_file_command("trace", "save when model and drafter worked on the last answer", trace_to, "trace.svg")
+_file_command("trace", "save a timeline of the last answer: when model and drafter worked", trace_to, "trace.svg")
 
 
-@_command("multi", Argument.NONE, "let Enter make new lines and Alt-Enter send, or back")
+@_command("multi", Argument.NONE, "swap Enter and Alt-Enter: send, and start a new line")
 def _multi(session: ChatSession, argument: str) -> None:
     session.is_multi_line = not session.is_multi_line
     send, line = ("Alt-Enter", "Enter") if session.is_multi_line else ("Enter", "Alt-Enter")
-    session.info(f"{send} sends, {line} makes a new line")
+    session.info(f"{send} sends, {line} starts a new line")
 
 
-@_command("show", Argument.VIEW, "markdown, plain, or drafted (coloured by drafter)")
+@_command("show", Argument.VIEW, "show answers as markdown, plain or drafted (coloured by drafter)")
 def _show(session: ChatSession, argument: str) -> Next:
     if here := _OTHER_NAMES["views"].get(argument):
-        raise UsageError(f"/show shows answers in another way; {here}")
+        raise UsageError(f"/show changes how answers are shown; {here}")
     if argument not in VIEWS:
         raise UsageError(f"/show takes one of {', '.join(VIEWS)}; now it is {session.view}")
     session.view = argument

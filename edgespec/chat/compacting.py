@@ -21,7 +21,7 @@ def begin_compacting(session: ChatSession) -> Reply:
     Raises UsageError: There is too little to sum up; ContextOverflow: the request does not fit.
     """
     if len(session.conversation.rounds) < _FEWEST:
-        raise UsageError(f"there is nothing to shorten yet; /compact wants at least {_FEWEST} messages")
+        raise UsageError(f"there is nothing to shorten yet; /compact needs at least {_FEWEST} messages")
     session.info("(summing up the conversation; Ctrl-C leaves it as it is)")
     return session.conversation.stream(
         SUMMARY_REQUEST, response_format=None, stop=(), max_tokens=None, ends_loops=True
@@ -70,14 +70,14 @@ def _take_summary(session: ChatSession, asked: Round | None, finish_reason: str)
     session.save()
     session.info(
         f"{num_before} tokens became {num_folded}: the summary above, and your last message; "
-        "/compact undo brings back what was before"
+        "/compact undo brings the rest back"
     )
 
 
 def undo_compacting(session: ChatSession) -> None:
     """Bring the conversation back as it was before the last summary. Raises UsageError: it was not shortened."""
     if not session.before_compacting:
-        raise UsageError("this conversation was not shortened here; /chats lists the earlier ones")
+        raise UsageError("this conversation was not shortened; /chats lists earlier ones")
     *earlier, (before, path, seen, name) = session.before_compacting
     session.conversation.restore(before)
     session.start_new_file()
@@ -86,5 +86,5 @@ def undo_compacting(session: ChatSession) -> None:
     session.name, session.before_compacting = name, tuple(earlier)
     session.save()
     what = "conversation before the last summary" if earlier else "whole conversation"
-    further = "; /compact undo takes the summary before it back too" if earlier else ""
+    further = "; /compact undo again removes the summary before it too" if earlier else ""
     session.info(f"the {what} is back: {len(session.conversation.messages)} messages{further}")

@@ -77,7 +77,9 @@ def add_files(session: ChatSession, files: Sequence[Attachment], report: Callabl
     room = session.conversation.count_room(join_message(others, ""))
     if sum(counts) > room:
         found = ", ".join(f"{file.name} {count}" for file, count in zip(files, counts, strict=True))
-        report(f"too long: {sum(counts)} tokens ({found}), and {max(0, room)} fit; nothing was attached")
+        report(
+            f"too long: {sum(counts)} tokens ({found}), and there is room for {max(0, room)}; nothing was attached"
+        )
         context = session.engine.context_length
         needed = sum(counts) + context - room
         raise ContextOverflow(needed, context, session.engine.manifest.context_length)
@@ -97,7 +99,7 @@ def attach(session: ChatSession, argument: str) -> None:
         for number, file in enumerate(session.attachments, 1)
     ]
     if lines:
-        lines.append("they go with your next message; /detach drops all, /detach NAME one")
+        lines.append("sent with your next message; /detach removes all of them, /detach NAME one")
     session.info("\n".join(lines) or _NOTHING)
 
 
@@ -190,7 +192,7 @@ class AutosaveFile:
         if is_another:
             called = f", called {transcript.name}" if transcript.name else ""
             self.report(
-                f"another program changed or deleted the file of this chat, which goes on in a new one{called}"
+                f"another program changed or deleted the file of this chat, which continues in a new one{called}"
             )
         if path != self.path:
             self.path = path
@@ -223,8 +225,8 @@ def parse_new_path(session: ChatSession, argument: str, name: str, example: str)
     path = parse_path(argument, name, example)
     if has_content(path) and session.written.get(path.absolute()) != _fingerprint(path):
         shown = one_line(str(path), 200)
-        found = "was changed by another program" if path.absolute() in session.written else "is there already"
-        raise UsageError(f"{shown} {found}, and stays as it is; /{name}! {shown} writes over it")
+        found = "was changed by another program" if path.absolute() in session.written else "exists already"
+        raise UsageError(f"{shown} {found} and was not replaced; to replace it: /{name}! {shown}")
     return path
 
 
@@ -256,5 +258,5 @@ def trace_to(session: ChatSession, path: Path) -> None:
     TraceFile(path).add(session.last.timeline)
     session.written[path.absolute()] = _fingerprint(path)
     session.info(
-        f"saved to {one_line(str(path), 200)}; a browser shows .svg, chrome://tracing or Perfetto what is not"
+        f"saved to {one_line(str(path), 200)}; open .svg in a browser, other files in chrome://tracing or Perfetto"
     )

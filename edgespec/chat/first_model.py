@@ -73,13 +73,13 @@ def load_first(options: argparse.Namespace, load: Callable[[argparse.Namespace],
     if not (wanted := ask(format_question(offer), sys.stdin.readline, _print)):
         if wanted is not None:
             _remember(DEFAULT_MODEL)
-            _print(f"{DEFAULT_MODEL} stays. For the other one later: edgespec config set model {offer.name}")
+            _print(f"{DEFAULT_MODEL} is used. To use the other one later: edgespec config set model {offer.name}")
         return load(options)
     default, options.model = options.model, offer.name
     try:
         engine = load(options)
     except EdgeSpecError as error:
-        _print(f"edgespec: {error}\n{offer.name} cannot be used now; going on with {DEFAULT_MODEL}")
+        _print(f"edgespec: {error}\n{offer.name} cannot be used now; continuing with {DEFAULT_MODEL}")
         options.model = default
         return load(options)
     _remember(offer.name)
@@ -105,14 +105,14 @@ def disk_bytes(entry: CatalogEntry) -> int:
 def format_question(offer: Offer) -> str:
     """The question: which model is offered, its size, its source and licence, and what it costs."""
     entry, default = offer.entry, CATALOG[DEFAULT_MODEL]
-    size = f"{format_bytes(entry.fetch_bytes)} to download, {format_bytes(file_bytes(entry))} on the disk then"
+    size = f"{format_bytes(entry.fetch_bytes)} to download, then {format_bytes(file_bytes(entry))} on disk"
     source = f"from {entry.page}, licence {entry.license}"
     growth = file_bytes(entry) / file_bytes(default)
     lines = (
         f"The default model, {default.title}, is tiny, and its answers are often wrong. This machine can run:",
         f"  {entry.title} ({quote(offer.name)})",
         f"  {'on this machine already, ' if offer.is_here else f'{size}, '}{source}",
-        f"  {format_bytes(memory_bytes(entry))} of memory; it is {growth:.0f} times as large, and so it is slower",
+        f"  {format_bytes(memory_bytes(entry))} of memory; {growth:.0f} times as large, and so slower",
         f"  tested with edgespec: {_tested(entry)}",
     )
     wanted = "Use it for chats?" if offer.is_here else "Download it and use it for chats?"
@@ -178,7 +178,7 @@ def _remember(model: str) -> None:
     try:
         set_option(config_path(), "model", model)
     except EdgeSpecError as error:
-        _print(f"edgespec: {error}; this question will come again")
+        _print(f"edgespec: {error}; you will be asked again")
 
 
 def _print(text: str) -> None:

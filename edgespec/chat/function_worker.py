@@ -55,7 +55,7 @@ def load_functions(path: Path) -> Functions:
 def _run(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(_MODULE, path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{path} is no file of Python; wanted a name that ends with .py")
+        raise UsageError(f"{path} is not a Python file; its name must end with .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[_MODULE] = module  # where types of its functions are looked for
     sys.path.append(str(path.absolute().parent))

@@ -227,6 +227,6 @@ def live_line(
 def switch_figures(session: ChatSession, argument: str) -> str:
     """Show live figures from the next answer on, or no longer; return a line that says so."""
     if argument not in ("on", "off"):
-        raise UsageError(f"/stats takes on, off or nothing, not '{one_line(argument, 40)}'")
+        raise UsageError(f"/stats takes on, off or no argument, not '{one_line(argument, 40)}'")
     session.shows_figures = argument == "on"
-    return "figures are shown below the next answers" if session.shows_figures else "no figures below answers"
+    return "figures are shown below answers now" if session.shows_figures else "figures are no longer shown"

@@ -107,7 +107,7 @@ def converse(session: ChatSession, keeps_history: bool) -> int:
         show_last(rounds, session.info)
         session.info("")
         is_new = preset is not None and 2 * len(rounds) == len(preset.messages)
-        session.info("so begins the preset" if is_new else f"continued: {describe_resumed(session)}")
+        session.info("the preset begins with this" if is_new else f"continued: {describe_resumed(session)}")
     history = HistoryFile(default_home() / "history", warn) if keeps_history else None
     with hide_typed_keys() as hide_keys, ChatInput(history, session.status, hide_keys) as user:
         session.permit = partial(user.permit, show=session.info)
@@ -126,9 +126,9 @@ def _tell_how_to_go_on(session: ChatSession) -> None:
         again = join_words(["edgespec", "chat", "--continue", *([session.name] if session.name else [])])
         with suppress(OSError):  # the terminal is gone
             if session.autosave and session.autosave.has_failed:
-                session.info("the end of this chat is not saved")
+                session.info("the end of this chat was not saved")
             else:
-                session.info(f"{again} goes on with this chat")
+                session.info(f"{again} continues this chat")
 
 
 def _run(session: ChatSession, user: "ChatInput") -> int:
@@ -152,7 +152,7 @@ def _run(session: ChatSession, user: "ChatInput") -> int:
                 if not before.edits_answer:
                     session.attachments = list(before.attached)
                 before = NOTHING
-                session.info("(nothing was changed)")
+                session.info("(nothing has changed)")
                 continue
             if is_leaving:
                 raise
@@ -189,7 +189,7 @@ def _obey(session: ChatSession, line: str, before: Next) -> Next:
     if before.edits_answer:
         if line:
             session.rewrite(line)
-            session.info("the answer is changed; /go continues it, or send your next message")
+            session.info("the answer is edited; /go continues it, or send your next message")
         return NOTHING
     if line == "?":
         line = "/help"
@@ -197,7 +197,7 @@ def _obey(session: ChatSession, line: str, before: Next) -> Next:
     is_message = bool(line) and not is_command(line) if block is None else block != ""
     if before.edit and not is_message:
         session.attachments = list(before.attached)
-        session.info("(nothing was changed)")
+        session.info("(nothing has changed)")
     if not line or block == "":
         return NOTHING
     if not is_message:
@@ -246,7 +246,7 @@ def _answer(session: ChatSession, reply: Reply, *, shows_begun: bool = False) ->
     """Print an answer, how fast it came and why it ended, and what to do then."""
     _write_answer(session, reply, shows_begun=shows_begun)
     if session.has_spent_budget:
-        session.info(f"(it thought for {session.conversation.thinking_budget} tokens, which is its budget)")
+        session.info(f"(it thought for {session.conversation.thinking_budget} tokens, the limit that /think set)")
     if reply.calls:
         return
     if session.view == "drafted" and is_plain(sys.stdout):
@@ -264,7 +264,7 @@ def _answer(session: ChatSession, reply: Reply, *, shows_begun: bool = False) ->
         session.info(" · ".join(parts))
     ended = session.last is not None and session.last.finish_reason == "stop"
     if ended and reply.begun and not shows_begun and not "".join(chunk.text for chunk in session.answer):
-        session.info("the model ends the answer here; nothing was added")
+        session.info("the model ended the answer here and added nothing")
     if not reply.text:
         reason = session.last.finish_reason if session.last else None
         why = (
@@ -274,7 +274,7 @@ def _answer(session: ChatSession, reply: Reply, *, shows_begun: bool = False) ->
         )
         what = "/retry asks again, or send another message instead of this one"
         if session.conversation.rounds[-1].answer or session.conversation.calls:
-            what = "the answer before it stays"
+            what = "the earlier answer stays"
         session.info(f"{why}; {what}")
 
 
@@ -290,7 +290,7 @@ def _stop_on_ctrl_c(session: ChatSession, reply: Reply) -> Iterator[Callable[[],
             if session.answer is before:
                 session.record((reply.last,) if reply.last else ())
             if session.trace and not reply.last:
-                warn("the trace does not have the last answer, which was interrupted twice")
+                warn("the trace lacks the last answer, which was interrupted twice")
             raise
 
 

@@ -36,7 +36,7 @@ def show_rounds(rounds: Sequence[Round], info: Callable[[str], None], first: int
         printer = _printer()
         reasoning, answer = split_reasoning(each.answer)
         if reasoning:
-            info("(its reasoning is left out here)")
+            info("(its reasoning is not shown here)")
         printer.push(Chunk(text=answer, token_ids=()))
         printer.end()
 

@@ -128,14 +128,13 @@ def find_chat(folder: Path, wanted: str, listed: Sequence[Path] = ()) -> SavedCh
         now = datetime.now()
         places = [f"{i} ({_when(each.changed, now)})" for i, each in enumerate(numbered, 1) if each in named]
         raise UsageError(
-            f"{len(named)} chats are called {wanted}; in place of the name give a number of /chats: "
-            + " or ".join(places)
+            f"{len(named)} chats are called {wanted}; use a number from /chats instead: " + " or ".join(places)
         )
     if named:
         return named[0]
     if 0 < whole_number(wanted) <= len(numbered):
         if (chosen := numbered[whole_number(wanted) - 1]) is None:
-            raise UsageError(f"chat {wanted} of the list was deleted meanwhile; /chats lists what is there now")
+            raise UsageError(f"chat {wanted} of the list has been deleted; /chats lists those that are left")
         return chosen
     beginning = wanted.removesuffix("…").lower()  # as titles are cut in the list
     found = [each for each in chats if each.title.lower().startswith(beginning)]
@@ -145,7 +144,7 @@ def find_chat(folder: Path, wanted: str, listed: Sequence[Path] = ()) -> SavedCh
     if found:
         titles = ", ".join(f"'{each.title}'" for each in found[:5])
         raise UsageError(
-            f"'{shown}' fits {len(found)} chats: {titles}; write more of the name, or its number in /chats"
+            f"'{shown}' matches {len(found)} chats: {titles}; type more of the name, or its number in /chats"
         )
     if near := _nearest(wanted, [each.title for each in chats]):
         hint = f"did you mean {' or '.join(repr(each) for each in near)}?"
@@ -221,7 +220,7 @@ def export_text(transcript: Transcript, path: Path) -> str:
         return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     if path.suffix in (".md", ".markdown"):
         return "".join(_markdown(transcript))
-    raise UsageError(f"{path.name} names no format; end it with .md or .json (/save writes what /load reads)")
+    raise UsageError(f"{path.name} does not say the format; end the name with .md or .json (for /load, use /save)")
 
 
 def _markdown(transcript: Transcript) -> Iterator[str]:
@@ -250,12 +249,12 @@ def keep_prefix(session: ChatSession) -> None:
     try:
         num_tokens = session.engine.save_prefix(path)
     except EdgeSpecError as error:
-        session.info(f"what the model has read is not kept: {error}")
+        session.info(f"the KV cache of this chat was not saved: {error}")
         return
     speed = _reading_speed(session.stats)
-    saved = f", which takes about {num_tokens / speed:.1f} s" if speed else ""
+    saved = f"; to read them again takes about {num_tokens / speed:.1f} s" if speed else ""
     size, place = format_bytes(path.stat().st_size), one_line(str(path), 200)
-    session.info(f"{num_tokens} tokens need not be read again{saved}; they are kept in {size} at {place}")
+    session.info(f"saved the KV cache of {num_tokens} tokens ({size}) at {place}{saved}")
 
 
 def _reading_speed(stats: Stats | None) -> float | None:
@@ -276,7 +275,7 @@ def take_prefix(session: ChatSession) -> None:
         session.info(f"the model reads the conversation again: {error}")
         return
     if not session.is_quiet:
-        session.info(f"{num_tokens} tokens were kept on the disk and are not read again")
+        session.info(f"loaded the KV cache: {num_tokens} tokens need not be read again")
 
 
 def free_name(folder: Path, name: str) -> str:
@@ -292,10 +291,12 @@ def name_chat(session: ChatSession, name: str) -> None:
         session.info(f"this chat is called {session.name}" if session.name else "this chat has no name yet")
         return
     if name.isdigit() or name.startswith("-") or one_line(name, 60) != name:
-        raise UsageError("a name is one line of at most 60 characters, no number, and does not begin with -")
+        raise UsageError(
+            "a name has one line of at most 60 characters, is not a number, and does not begin with -"
+        )
     others = [each for each in list_chats(folder) if each.transcript.name == name]
     if any(each.path != session.file for each in others):
-        raise UsageError(f"another chat is called {name}; take another name, or /delete {name}")
+        raise UsageError(f"another chat is called {name}; choose another name, or /delete {name}")
     session.name = name
     session.save()
     if session.autosave and session.autosave.has_failed:
@@ -308,7 +309,7 @@ def show_chats(session: ChatSession, words: str) -> None:
     chats = list_chats(require_folder(session))
     found = [(i, each) for i, each in enumerate(chats, 1) if each.contains(words.split())]
     if not found:
-        session.info(f"no chat has '{one_line(words, 40)}'" if words else "there are no saved chats yet")
+        session.info(f"no chat contains '{one_line(words, 40)}'" if words else "there are no saved chats yet")
         return
     shown = found[:_MOST_LISTED]
     session.listed = tuple(each.path for each in chats)
@@ -317,7 +318,7 @@ def show_chats(session: ChatSession, words: str) -> None:
     lines = describe_chats(listed, numbers, datetime.now(), session.file, columns)
     if len(found) > len(shown):
         lines.append(f"and {format_count(len(found) - len(shown), 'older one')}; /chats WORDS searches them")
-    session.info("\n".join([*lines, "/open NAME or NUMBER continues one"]))
+    session.info("\n".join([*lines, "/open NAME or /open NUMBER continues one"]))
 
 
 def open_chat(session: ChatSession, wanted: str) -> SavedChat:
@@ -374,7 +375,7 @@ def _deletable_chat(session: ChatSession, wanted: str) -> SavedChat:
         raise UsageError("/delete needs the name of a chat or its number; /chats lists them")
     chat = find_chat(require_folder(session), wanted, session.listed)
     if chat.path == session.file:
-        raise UsageError("this chat is open; /clear begins another one, and /delete can remove this one then")
+        raise UsageError("this chat is open; begin another one with /clear, then delete this one")
     return chat
 
 
@@ -383,7 +384,7 @@ def branch(session: ChatSession, argument: str) -> None:
     conversation = session.conversation
     num = len(conversation.rounds)
     if argument and not 0 < whole_number(argument) <= num:
-        raise UsageError(f"/branch takes a number of a message from 1 to {num}, as /history has them")
+        raise UsageError(f"/branch takes the number of a message from 1 to {num}, as /history shows them")
     if not num:
         raise UsageError("there is nothing to branch from yet")
     kept = whole_number(argument) if argument else num
@@ -396,5 +397,5 @@ def branch(session: ChatSession, argument: str) -> None:
 def require_folder(session: ChatSession) -> Path:
     """The folder of saved chats. Raises UsageError: this chat saves nothing."""
     if session.autosave is None:
-        raise UsageError("this chat saves nothing (--no-history), so it has no list of chats")
+        raise UsageError("this chat saves nothing (--no-history), so there is no list of chats")
     return session.autosave.folder

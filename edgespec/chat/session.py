@@ -180,12 +180,14 @@ class ChatSession:
             )
         if self.conversation.thinking_budget is not None and not self.engine.can_think:
             self.conversation.thinking_budget = None
-            self.info(f"{one_line(self.engine.manifest.name)} does not reason, so the budget of /think is gone")
+            self.info(
+                f"{one_line(self.engine.manifest.name)} does not think, so the limit of /think no longer applies"
+            )
         preset = self.engine.preset
         if not follow_preset(self.conversation, before.preset) and preset:
             self.info(
-                f"this chat has begun, so the examples of {preset.name} are left out; edgespec chat {preset.name} "
-                "begins with them"
+                f"this chat has messages already, so the examples of {preset.name} are left out; edgespec chat "
+                f"{preset.name} begins with them"
             )
         self.answer, self.downgrades = (), []
         self.save()

@@ -9,7 +9,7 @@ from edgespec.system.units import format_count, format_speed
 
 _NOT_DRAFTING = "none"
 _CUT = ("length", "cancelled", "timeout")  # ends after which an answer can go on
-_LOOPED = "drafting is not judged by an answer that repeats itself"
+_LOOPED = "the answer repeated itself, so it does not tell whether drafting helps"
 
 
 def format_answer(
@@ -19,7 +19,7 @@ def format_answer(
     speed = f"{format_speed(stats.decode_tokens_per_second)} tokens/s" if stats.decode_tokens_per_second else ""
     drafting = _LOOPED if has_looped else _format_drafting(stats)
     stop = format_stop(finish_reason, drops_oldest=drops_oldest)
-    return list(filter(None, [speed, drafting, f"{stop}; /go goes on" if finish_reason in _CUT else stop]))
+    return list(filter(None, [speed, drafting, f"{stop}; /go continues" if finish_reason in _CUT else stop]))
 
 
 def _format_drafting(stats: Stats) -> str:
@@ -27,7 +27,7 @@ def _format_drafting(stats: Stats) -> str:
         return f"drafting is off: {reason_off(stats)}"
     gain, speed = stats.gain, stats.decode_tokens_per_second
     if gain is None or not speed:
-        return "drafting is on (/stats says more)"
+        return "drafting is on (more: /stats)"
     if not (gain.is_shown or gain.is_loss):
         return "drafting made little difference"
     saved_s = (gain.value - 1.0) * stats.num_decoded / speed
@@ -41,9 +41,9 @@ def format_stop(finish_reason: str | None, *, drops_oldest: bool = False, is_onc
     is_once: It is the answer to the only prompt, so that no command of the chat can follow.
     """
     full = "the next message drops the oldest ones" if drops_oldest else "/clear, or /set overflow drop-oldest"
-    again = "/retry tries again; /set loops keep lets such answers go on"
+    again = "/retry tries again; /set loops keep lets such answers continue"
     if is_once:
-        full, again = "--context bounds it", "--loops keep lets such answers go on"
+        full, again = "--context sets its length", "--loops keep lets such answers continue"
     return {
         "stop": "",
         "tool_calls": "",
@@ -154,7 +154,7 @@ def format_report(
     if stats.decode_tokens_per_second:
         lines.append(
             f"{format_speed(stats.decode_tokens_per_second)} tokens/s: the model ran {stats.passes} times for "
-            f"{format_count(stats.num_emitted, 'token')} ({stats.tokens_per_pass:.2f} tokens a pass)"
+            f"{format_count(stats.num_emitted, 'token')} ({stats.tokens_per_pass:.2f} tokens per pass)"
         )
     if stats.time_to_first_token_s is not None:
         speed = stats.prefill_tokens_per_second
@@ -182,13 +182,11 @@ def _format_gain(stats: Stats) -> str:
         return f"drafting is off: {reason_off(stats)}"
     gain = stats.gain
     if gain is None:
-        return (
-            "drafting is on; what it saves was not measured yet: that takes more passes with and without a draft"
-        )
+        return "drafting is on; what it saves is not known yet: that takes more passes with and without drafts"
     verdict = "helped" if gain.is_shown else "slowed this down" if gain.is_loss else "made little difference"
     return (
         f"drafting {verdict}: about {gain.value:.2f} times the speed of plain decoding in this answer (another "
-        "one to the same message may differ by 6 %; edgespec bench measures it over many)"
+        "answer may differ by 6 %; edgespec bench measures many)"
     )
 
 
@@ -199,8 +197,5 @@ def _format_acceptance(stats: Stats) -> list[str]:
         before = "" if change.before is None else f", {change.before:.0%} in earlier answers"
         lines.append(f"{one_line(name, 40)}: {change.now:.0%} of its guesses were right lately{before}")
         if change.is_notable and change.before is not None and change.now < change.before:
-            lines.append(
-                "  fewer than before: another drafter may suit such texts better (/drafter), or other programs "
-                "keep the processor busy"
-            )
+            lines.append("  fewer than before: another drafter may suit such texts better (/drafter)")
     return lines

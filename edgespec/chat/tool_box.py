@@ -90,7 +90,7 @@ class ToolBox:
 def open_functions(path: Path) -> ToolProcess:
     """The functions of a file, as tools. Raises UsageError: It cannot be read or run, or has no function."""
     if not path.is_file():
-        raise UsageError(f"{path} is no file; wanted a file of Python with functions")
+        raise UsageError(f"{path} is not a file; wanted a Python file with functions")
     words = ["-m", "edgespec.chat.function_worker", str(path.absolute())]
     return ToolProcess(words, str(path), report=info)
 
@@ -117,6 +117,6 @@ def require_tools(engine: Engine) -> None:
     """Raises ModelError: the model was not made to call tools, as its chat template shows."""
     if not engine.takes_tools:
         raise ModelError(
-            f"{engine.manifest.name} cannot call tools: its chat template takes none; use a model that was "
-            "trained for it, such as qwen2.5-1.5b, or leave out --tools and --mcp"
+            f"{engine.manifest.name} cannot call tools: its chat template has no place for them; use a model "
+            "that was trained for tools, such as qwen2.5-1.5b, or leave out --tools and --mcp"
         )

@@ -17,7 +17,7 @@ _REFUSED = "The user refused this call. Do not repeat it unless you are asked to
 _NOBODY = "This call was not run, because nobody can be asked whether it may be."
 _ENDED = "error: the user ended this call while it ran"
 _ENOUGH = "This call was not run: there were too many for one message. Answer with what you know by now."
-_TOO_LONG = "error: what this call gave is too long for the context"
+_TOO_LONG = "error: the result of this call is too long for the context"
 
 
 def replies_to_results(session: ChatSession) -> Iterator[Reply]:
@@ -35,10 +35,10 @@ def replies_to_results(session: ChatSession) -> Iterator[Reply]:
             if num_lost := sum(
                 isinstance(event, CallEnd) for chunk in session.answer for event in chunk.tool_calls
             ):
-                session.info(f"calls of tools in this answer: {num_lost}; none was run, as the answer was cut")
+                session.info(f"the answer was cut off, so its {num_lost} tool calls were not run")
             return
         if num_rounds > MOST_ROUNDS + 1:
-            session.info(f"stopped: the model goes on calling tools, after {MOST_ROUNDS} rounds of calls")
+            session.info(f"stopped: the model still calls tools after {MOST_ROUNDS} rounds of calls")
             return
         results = [_ENOUGH] * len(calls) if num_rounds > MOST_ROUNDS else _run_all(session, calls)
         if results is None:
@@ -53,7 +53,7 @@ def _give(session: ChatSession, results: Sequence[str]) -> Reply:
     try:
         return session.conversation.give_results(results)
     except ContextOverflow:
-        session.info("what the tools gave is too long for the context; the model is told so")
+        session.info("the results of the tools are too long for the context; the model is told so")
         return session.conversation.give_results([_TOO_LONG] * len(results))
 
 
@@ -76,7 +76,7 @@ def _answer_call(session: ChatSession, call: ToolCall) -> str | None:
         session.info(f"the model calls {format_call(call)}")
     if not is_allowed:
         if session.permit is None:
-            warn(f"{call.name} was not run: there is no terminal to ask at; --allow {call.name} allows it")
+            warn(f"{call.name} was not run: there is no terminal to ask in; --allow {call.name} allows it")
             return _NOBODY
         if (permission := session.permit(call.name)) is None:
             return None
@@ -102,5 +102,5 @@ def _run(session: ChatSession, box: ToolBox, call: ToolCall) -> str:
     if not session.is_quiet:
         if result.printed.strip():
             session.info(f"{call.name} printed: {brief_result(result.printed)}")
-        session.info(f"{call.name if result.is_error else 'it gave'}: {brief_result(result.text)}")
+        session.info(f"{call.name if result.is_error else 'result'}: {brief_result(result.text)}")
     return result.text

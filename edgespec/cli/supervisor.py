@@ -45,12 +45,12 @@ def supervise(command: str) -> int:
     """
     ended = _watch(command, "")
     if not isinstance(ended, int) and ended.cause == "crash" and ended.note("chat"):
-        _print("the chat begins once more, with drafts from the text alone")
+        _print("the chat starts again, with drafts from the text only")
         ended = _watch(command, f"again {ended.note('transcript') or ''}")
     if isinstance(ended, int):
         return ended
     if transcript := ended.note("transcript"):
-        _print(f"the conversation is kept in {transcript}; edgespec chat --continue goes on with it")
+        _print(f"the conversation is saved in {transcript}; edgespec chat --continue continues it")
     return ended.exit_code if ended.cause in ("crash", "memory") else die_of(ended.number)
 
 

@@ -195,7 +195,7 @@ class Conversation:
             self._require_idle()
             answer = self._rounds[-1].answer if self._rounds else None
             if not answer:
-                raise UsageError("there is no answer to go on with; retry() makes one")
+                raise UsageError("there is no answer to continue; retry() makes one")
             # A character that the answer was cut within is written anew, and not its U+FFFD gone on with.
             begun = answer.rstrip("\N{REPLACEMENT CHARACTER}")
             rounds = [*self._rounds[:-1], self._rounds[-1]._replace(answer=None, cut_short=None)]

@@ -54,7 +54,7 @@ def read_prefix(path: str | Path, decoder: Decoder, cache: KVCache) -> TokenIds:
             _require_stored(file)
             with np.load(file, allow_pickle=False) as found:
                 if str(found["key"]) != key:
-                    raise UsageError(f"{path} was kept with another model, device, processor or version")
+                    raise UsageError(f"{path} was saved with another model, device, processor or version")
                 tokens: TokenIds = found["tokens"]
                 values: npt.NDArray[Any] = found["values"]
         _require_whole(tokens, values, decoder, cache)
@@ -86,7 +86,7 @@ def _require_key(decoder: Decoder) -> tuple[str, Cache]:
     cache, key = decoder.cache, find_key(decoder)
     if cache is None or key is None:
         raise ModelError(
-            "what this model has read cannot be saved: that takes a model of edgespec's own form on the CPU, "
+            "the KV cache of this model cannot be saved: that takes a model that edgespec exported, on the CPU, "
             "without drafting heads or trees of drafts; load such a model with device='cpu', drafter='suffix'"
         )
     return key, cache

@@ -57,8 +57,8 @@ class KeptPrefixes:
         name, key = one_line(name), engine.prefix_key
         if key is None:
             _LOG.warning(
-                "%s: what it reads is not kept: that takes a model of edgespec's own form on the CPU, without "
-                "drafting heads or trees of drafts",
+                "%s: its KV cache cannot be saved: that takes a model that edgespec exported, on the CPU, "
+                "without drafting heads or trees of drafts",
                 name,
             )
             return
@@ -66,7 +66,7 @@ class KeptPrefixes:
         # The newest text comes last, into the first cache: it is overwritten last.
         counts = [_load(name, engine, file.path, cache) for cache, file in reversed([*enumerate(found)])]
         if sum(counts):
-            _LOG.info("%s: %d tokens were kept on the disk and are not read again", name, sum(counts))
+            _LOG.info("%s: loaded the KV cache: %d tokens need not be read again", name, sum(counts))
 
     def keep(self, name: str, engine: Engine) -> None:
         """Write the texts that a model holds; those that are there already count as used again."""
@@ -83,7 +83,7 @@ class KeptPrefixes:
         found = {path: len(tokens) for tokens in texts.values() if (path := _path_of(tokens, folder)) in kept}
         if found:
             _LOG.info(
-                "%s: %d tokens need not be read again; they are kept in %s at %s",
+                "%s: saved the KV cache of %d tokens (%s) at %s",
                 name,
                 sum(found.values()),
                 format_bytes(sum(kept[path] for path in found)),
@@ -102,7 +102,7 @@ class KeptPrefixes:
             now = time.time_ns()  # as the clock of some file systems is too coarse to order files by
             utime(path, ns=(now, now))
         except (EdgeSpecError, OSError, MemoryError) as error:
-            _LOG.warning("%s: what it has read is not kept: %s", name, one_line(str(error), 400))
+            _LOG.warning("%s: its KV cache was not saved: %s", name, one_line(str(error), 400))
 
     def _make_room(self, needed_bytes: int) -> None:
         """Delete what was used longest ago, and no files of others.
@@ -111,7 +111,7 @@ class KeptPrefixes:
         """
         if needed_bytes > self.max_bytes:
             raise UsageError(
-                f"it takes {format_bytes(needed_bytes)}, and at most {format_bytes(self.max_bytes)} are kept"
+                f"it takes {format_bytes(needed_bytes)}, and the limit is {format_bytes(self.max_bytes)}"
             )
         found = [
             file
@@ -141,11 +141,11 @@ def _load(name: str, engine: Engine, path: Path, cache: int) -> int:
     try:
         return engine.load_prefix(path, cache)
     except UsageError as error:
-        _LOG.warning("%s: a kept text is deleted and read again: %s", name, one_line(str(error), 400))
+        _LOG.warning("%s: deleted a saved KV cache, whose text is read again: %s", name, one_line(str(error), 400))
         with suppress(OSError):
             path.unlink()
     except (EdgeSpecError, MemoryError) as error:
-        _LOG.warning("%s: a kept text is read again: %s", name, one_line(str(error), 400))
+        _LOG.warning("%s: cannot use a saved KV cache: %s", name, one_line(str(error), 400))
     return 0
 
 

@@ -332,7 +332,7 @@ class ModelHost:
         if model.expiry:
             model.expiry.cancel()
         if _is_loaded(model):
-            _LOG.info("closing %s", one_line(model.name))
+            _LOG.info("unloading %s", one_line(model.name))
             await in_daemon(lambda: self._end(model))
         self._released.set()
 

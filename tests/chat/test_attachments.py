@@ -121,7 +121,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         read_attachment(tmp_path / ("x" * 5000))
     if sys.platform != "win32":
         os.mkfifo(tmp_path / "pipe")
-        with pytest.raises(UsageError, match="no regular file but a pipe or a device"):
+        with pytest.raises(UsageError, match="is a pipe or a device, not a file"):
             read_attachment(tmp_path / "pipe")
 
 
@@ -280,7 +280,9 @@ def test_what_does_not_fit_is_said_with_both_counts_and_not_attached(
         run_command(session, f"/attach {tmp_path / 'long.txt'}")
     num = len(session.engine.tokenize(join_message([Attachment("long.txt", ("the in " * context))], "")))
     room = session.conversation.count_room()
-    assert lines == [f"too long: {num} tokens (long.txt {num}), and {room} fit; nothing was attached"]
+    assert lines == [
+        f"too long: {num} tokens (long.txt {num}), and there is room for {room}; nothing was attached"
+    ]
     assert (session.attachments, session.conversation.messages) == ([], ())
 
 

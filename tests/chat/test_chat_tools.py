@@ -114,7 +114,7 @@ def test_a_call_is_shown_asked_run_and_answered(
 ) -> None:
     session = make({"Rain?": ["I look.", CALL], "sunny in Rome": ["No rain."]}, [Permission.YES])
     assert answer_once(session, "Rain?") == 0
-    assert lines == ['the model calls weather(city="Rome")', QUESTION, "it gave: sunny in Rome"]
+    assert lines == ['the model calls weather(city="Rome")', QUESTION, "result: sunny in Rome"]
     assert capsys.readouterr().out == "I look.\nNo rain.\n"
     assert session.conversation.rounds[-1].answer == "No rain."
 
@@ -139,7 +139,7 @@ def test_always_asks_once_for_that_tool_alone(make: Make, lines: list[str], tmp_
     assert "weather(city): Tell the weather of a city. (runs without asking)" in lines[-1]
     run_command(session, "/tools ask")
     assert lines[-1].count("(asks before each call)") == 4
-    with pytest.raises(UsageError, match="/tools takes ask or nothing"):
+    with pytest.raises(UsageError, match="/tools takes ask or no argument"):
         run_command(session, "/tools all")
 
 
@@ -150,7 +150,7 @@ def test_where_nobody_can_be_asked_nothing_runs_but_what_is_allowed(
     session = make(script)
     answer_once(session, "Rain?")
     assert results(session)[0].startswith("This call was not run")
-    assert "weather was not run: there is no terminal to ask at; --allow weather allows it" in caplog.text
+    assert "weather was not run: there is no terminal to ask in; --allow weather allows it" in caplog.text
     session = make(script)
     assert session.tools is not None
     session.tools.allowed.add("weather")
@@ -220,16 +220,16 @@ def test_calls_without_end_are_bounded(make: Make, lines: list[str]) -> None:
     session = make({"go": [CALL], "sunny in Rome": [CALL], ENOUGH: [CALL]}, [Permission.ALWAYS])
     answer_once(session, "go")
     assert results(session) == ["sunny in Rome"] * MOST_ROUNDS + [ENOUGH]
-    assert lines[-1] == "stopped: the model goes on calling tools, after 8 rounds of calls"
+    assert lines[-1] == "stopped: the model still calls tools after 8 rounds of calls"
 
 
 def test_a_result_that_does_not_fit_is_told_as_such(make: Make, lines: list[str]) -> None:
-    told = "error: what this call gave is too long for the context"
+    told = "error: the result of this call is too long for the context"
     script = {"go": [{"call": "long", "arguments": {}}], told: ["Oh."]}
     session = make(script, [Permission.YES], context_length=100)
     answer_once(session, "go")
     assert session.conversation.rounds[-1].answer == "Oh."
-    assert "what the tools gave is too long for the context; the model is told so" in lines
+    assert "the results of the tools are too long for the context; the model is told so" in lines
 
 
 def test_an_answer_without_a_word_is_said_to_be_one(make: Make, caplog: pytest.LogCaptureFixture) -> None:
@@ -242,7 +242,7 @@ def test_an_answer_without_a_word_is_said_to_be_one(make: Make, caplog: pytest.L
 def test_calls_of_an_answer_that_was_cut_are_said_to_be_lost(make: Make, lines: list[str]) -> None:
     session = make({"Rain?": [CALL, CALL, None]}, [])
     answer_once(session, "Rain?")
-    assert lines == ["calls of tools in this answer: 2; none was run, as the answer was cut"]
+    assert lines == ["the answer was cut off, so its 2 tool calls were not run"]
 
 
 def test_json_has_the_calls(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,7 +280,9 @@ def test_another_model_without_tools_is_refused(make: Make) -> None:
     other: Any = RuleEngine({})
     other.takes_tools = False
     session.open_engine = lambda model, drafter: other
-    with pytest.raises(ModelError, match="cannot call tools: its chat template takes none; use a model"):
+    with pytest.raises(
+        ModelError, match="cannot call tools: its chat template has no place for them; use a model"
+    ):
         session.switch_engine("other", "none")
     assert session.model == "rule"
     with pytest.raises(ModelError):

@@ -42,7 +42,7 @@ def figures(terminal: Terminal, word: str, was_resized: bool = False) -> str:
 
 def test_figures_are_shown_while_an_answer_is_written_and_go_with_it(tmp_path: Path) -> None:
     terminal = rule_chat(tmp_path)
-    terminal.ask("/stats on", "figures are shown below the next answers")
+    terminal.ask("/stats on", "figures are shown below answers now")
     terminal.enter("go")
     assert "tokens/s · drafted: suffix 100% · cpu · memory " in figures(terminal, "word20")
     terminal.resize(30, 20)
@@ -67,7 +67,7 @@ def test_no_figures_are_shown_unless_asked_for(tmp_path: Path) -> None:
     at = terminal.position
     terminal.ask("brief", "Done.")
     terminal.ask("/stats on", "figures are shown")
-    terminal.ask("/stats off", "no figures below answers")
+    terminal.ask("/stats off", "figures are no longer shown")
     terminal.ask("brief", "Done.")
     terminal.ask("/stats maybe", "takes on, off or nothing")
     terminal.leave()

@@ -39,7 +39,7 @@ def test_a_file_is_completed_attached_dropped_and_sent(tmp_path: Path) -> None:
     terminal.ask("read it", "NO FILE")
     terminal.ask(f"/attach {tmp_path}/talk.bin", "binary")
     terminal.ask(f"/attach {tmp_path}/notes-of-mine.md", "attached")
-    terminal.ask("/attach", "they go with your next message")
+    terminal.ask("/attach", "sent with your next message")
     terminal.ask("read it", "READ")
     assert "file attached" not in terminal.settle().splitlines()[-1]
     terminal.ask(f"/save {tmp_path}/saved.jsonl", "4 messages saved")

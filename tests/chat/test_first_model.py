@@ -90,7 +90,7 @@ def test_the_question_says_what_is_downloaded_and_fits_the_window(
     words = " ".join(question.split())
     for part in (
         "Qwen2.5 1.5B Instruct (qwen2.5-1.5b)",
-        "946 MB to download, 1.3 GB on the disk then",
+        "946 MB to download, then 1.3 GB on disk",
         "/Qwen/Qwen2.5-1.5B-Instruct-GGUF, licence apache-2.0",
         "2.0 GB of memory",
         "tested with edgespec: no; Qwen2.5-Coder 1.5B Instruct, which has the same shape: another file of it",
@@ -167,7 +167,7 @@ def test_an_answer_that_cannot_be_remembered_is_said_and_holds(
     Path(os.environ["EDGESPEC_CONFIG"]).mkdir()
     answer(monkeypatch, "y\n")
     assert loaded(options()) == LARGE
-    assert "this question will come again" in terminal[-1]
+    assert "you will be asked again" in terminal[-1]
 
 
 def test_a_model_that_does_not_load_leaves_the_default_and_no_answer(
@@ -181,7 +181,7 @@ def test_a_model_that_does_not_load_leaves_the_default_and_no_answer(
     answer(monkeypatch, "y\n")
     assert loaded(options(), load) == DEFAULT_MODEL
     assert "the hub is gone" in terminal[-1]
-    assert f"going on with {DEFAULT_MODEL}" in terminal[-1]
+    assert f"continuing with {DEFAULT_MODEL}" in terminal[-1]
     assert not Path(os.environ["EDGESPEC_CONFIG"]).exists()
 
 

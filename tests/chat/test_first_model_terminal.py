@@ -120,7 +120,7 @@ def test_a_download_that_fails_leaves_the_default_model(home: Path, hub: FakeHub
     terminal = chat(home, hub)
     terminal.wait_for(QUESTION)
     terminal.enter("y")
-    terminal.wait_for(f"going on with {DEFAULT_MODEL}")
+    terminal.wait_for(f"continuing with {DEFAULT_MODEL}")
     terminal.ready()
     terminal.leave()
     assert settings_of(home) == {}

@@ -266,10 +266,10 @@ def test_a_slow_start_says_what_is_waited_for(
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no file"):
+    with pytest.raises(UsageError, match="is not a file"):
         open_functions(tmp_path)
     (tmp_path / "tools.txt").write_text("def f(): pass")
-    with pytest.raises(UsageError, match=r"is no file of Python; wanted a name that ends with \.py"):
+    with pytest.raises(UsageError, match=r"is not a Python file; its name must end with \.py"):
         open_functions(tmp_path / "tools.txt")
 
 

@@ -19,15 +19,15 @@ def test_a_chat_goes_on_from_the_disk_if_that_was_asked_for(tiny_model: Path, tm
     terminal.ask("the in the an " * 12)
     terminal.leave()
     shown = " ".join(terminal.screen().split())
-    assert "tokens need not be read again" in shown
-    assert "goes on with this chat" in shown
+    assert "saved the KV cache of " in shown
+    assert "continues this chat" in shown
     assert len([*(tmp_path / "chats").glob("*.prefix")]) == 1
     terminal = Terminal("chat", "--continue", *options, home=tmp_path)
     terminal.ready()
-    assert "tokens were kept on the disk and are not read again" in " ".join(terminal.screen().split())
+    assert "loaded the KV cache: " in " ".join(terminal.screen().split())
     terminal.ask("the in")
     terminal.ask("/clear", "a new conversation")
     terminal.ask("/delete! 1", "deleted")
     terminal.leave()
-    assert "need not be read again" not in terminal.written
+    assert "saved the KV cache" not in terminal.written
     assert [*(tmp_path / "chats").iterdir()] == []

@@ -139,7 +139,7 @@ def test_an_edited_message_that_was_sent_is_no_edit_any_more_when_its_answer_fai
         ("/temp 0.7", "/set temperature changes that"),
         ("/num_ctx 4096", "--context"),
         ("/verbose", "/stats on"),
-        ("/show info", "/model shows"),
+        ("/show info", "/model describes"),
         ("/show modelfile", "edgespec preset show"),
         ("/load smollm2-135m", "/model smollm2-135m"),
     ],
@@ -175,21 +175,21 @@ def test_a_text_of_several_lines_is_no_command_that_takes_one(
     monkeypatch.chdir(tmp_path)
     answer(session, "Hi")
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(UsageError, match="takes one line, and 2 were given; nothing was done"):
+    with pytest.raises(UsageError, match="takes one line, not 2; nothing was done"):
         run_command(session, command)
     assert sorted(tmp_path.iterdir()) == before
     assert len(session.conversation.rounds) == 1
 
 
 def test_go_without_an_answer_says_what_to_do_here(session: ChatSession) -> None:
-    with pytest.raises(UsageError, match="no answer to go on with; send a message"):
+    with pytest.raises(UsageError, match="no answer to continue; send a message"):
         run_command(session, "/go")
 
 
 @pytest.mark.parametrize("name", ["12", "-x", "-", "a" * 61, "a\nb"])
 def test_a_name_is_one_that_can_be_given_to_continue(session: ChatSession, name: str) -> None:
     answer(session, "Hi")
-    with pytest.raises(UsageError, match="a name is one line"):
+    with pytest.raises(UsageError, match="a name has one line"):
         run_command(session, f"/name {name}")
     assert "--continue 'it is' opens" in output(session, "/name it is")
 
@@ -210,7 +210,7 @@ def test_of_chats_with_one_name_none_is_deleted_by_it(session: ChatSession) -> N
     for stem in ("a", "b"):
         Transcript(messages=(message,), name="same").save(folder / f"{stem}.jsonl")
         os.utime(folder / f"{stem}.jsonl", (4e9, 4e9))
-    with pytest.raises(UsageError, match=r"2 chats are called same; .* give a number of /chats: 1 \(2096"):
+    with pytest.raises(UsageError, match=r"2 chats are called same; use a number from /chats instead: 1 \(2096"):
         run_command(session, "/delete! same")
     assert "deleted 'same'" in output(session, "/delete! 1")
     assert len([*folder.iterdir()]) == 2
@@ -326,7 +326,7 @@ def test_only_a_file_of_this_conversation_is_written_again(
         assert "2 messages" in output(session, f"/{command} {path}")
     written = path.read_bytes()
     output(session, "/clear")
-    with pytest.raises(UsageError, match=rf"is there already, and stays as it is; /{command}! .* writes over it"):
+    with pytest.raises(UsageError, match=rf"exists already and was not replaced; to replace it: /{command}! "):
         run_command(session, f"/{command} {path}")
     assert path.read_bytes() == written
     assert "0 messages" in output(session, f"/{command}! {path}")
@@ -373,7 +373,7 @@ def test_system_context_plan_trace_and_multi(session: ChatSession, tmp_path: Pat
     assert session.conversation.messages[0].content == "the in"
     context = output(session, "/context")
     assert f"{session.conversation.num_tokens} of {tiny.CONTEXT} tokens" in context
-    assert "2 messages of the conversation are sent to the model" in context
+    assert "2 messages are sent to the model" in context
     assert output(session, "/plan") == f"plan of {Path(session.model).name} with suffix"
     assert "saved to" in output(session, f"/trace {tmp_path / 'trace.json'}")
     assert (tmp_path / "trace.json").stat().st_size > 100
@@ -425,7 +425,7 @@ def test_stats_report_what_drafts_and_why_not(session: ChatSession) -> None:
     assert output(session, "/stats") == "no answer yet; drafter: suffix"
     answer(session, "the in")
     report = output(session, "/stats")
-    assert "tokens a pass" in report
+    assert "tokens per pass" in report
     assert "model on cpu" in report
     assert "suffix" in report
 
@@ -470,13 +470,13 @@ def test_lines_of_an_answer_that_was_drafted() -> None:
     assert format_answer(DRAFTED, "length") == [
         "20.0 tokens/s",
         "drafting saved 0.2 s",
-        "stopped at the token limit (max-tokens); /go goes on",
+        "stopped at the token limit (max-tokens); /go continues",
     ]
     lost, alike, unknown = (replace(DRAFTED, gain=gain) for gain in (Gain(0.7), Gain(1.05), None))
     assert [format_answer(each, "stop")[1] for each in (lost, alike, unknown)] == [
         "drafting lost 0.1 s",
         "drafting made little difference",
-        "drafting is on (/stats says more)",
+        "drafting is on (more: /stats)",
     ]
     lines = format_report(DRAFTED, ["given\x1b up"], ("cpu", "cpu"))
     assert lines[0].startswith(
@@ -725,7 +725,9 @@ def test_a_file_that_was_changed_since_it_was_written_stays_as_it_is(
     output(session, f"/{command} {path}")
     assert path.read_bytes() == written
     path.write_bytes(written + b"my own notes")
-    with pytest.raises(UsageError, match=f"{name} was changed by another program, .* /{command}! .* writes over"):
+    with pytest.raises(
+        UsageError, match=f"{name} was changed by another program and was not replaced; .* /{command}! "
+    ):
         run_command(session, f"/{command} {path}")
     assert path.read_bytes() == written + b"my own notes"
     output(session, f"/{command}! {path}")
@@ -858,7 +860,7 @@ def test_each_summary_can_be_taken_back(tmp_path: Path) -> None:
     assert (session.conversation.messages, session.file) == states[1]
     assert "the whole conversation is back: 4 messages" in output(session, "/compact undo")
     assert (session.conversation.messages, session.file) == states[0]
-    with pytest.raises(UsageError, match="was not shortened here"):
+    with pytest.raises(UsageError, match="was not shortened"):
         run_command(session, "/compact undo")
 
 

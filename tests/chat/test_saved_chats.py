@@ -40,7 +40,7 @@ def test_a_number_means_the_chat_that_was_seen_beside_it(folder: Path) -> None:
     assert find_chat(folder, "2", seen).path.stem == "a"
     assert find_chat(folder, "2").path.stem == "b"
     seen[1].unlink()
-    with pytest.raises(UsageError, match="chat 2 of the list was deleted meanwhile"):
+    with pytest.raises(UsageError, match="chat 2 of the list has been deleted"):
         find_chat(folder, "2", seen)
 
 

@@ -61,7 +61,7 @@ def test_a_call_is_asked_for_and_run(tmp_path: Path) -> None:
     terminal.enter("y")
     terminal.wait_for("No rain.")
     terminal.ready()
-    assert "it gave: sunny in Rome" in terminal.settle()
+    assert "result: sunny in Rome" in terminal.settle()
     terminal.enter("Rain?")
     terminal.wait_for(ASKED)
     terminal.enter("a")
@@ -122,7 +122,7 @@ def test_enter_ctrl_d_and_ctrl_c_run_nothing(tmp_path: Path) -> None:
     terminal.type(CTRL_C)
     terminal.wait_for("the answer ends here; /retry asks again")
     terminal.ready()
-    assert "it gave" not in terminal.written
+    assert "result: " not in terminal.written
     terminal.leave()
 
 
@@ -158,7 +158,7 @@ def test_ctrl_c_ends_a_call_that_hangs_and_the_chat_goes_on(tmp_path: Path) -> N
     terminal.ready()
     screen = terminal.settle()
     assert "wait was ended; the model is told so" in screen
-    assert "it gave" not in screen
+    assert "result: " not in screen
     terminal.ask("again?", "what?")
     terminal.leave()
 
@@ -170,9 +170,9 @@ def test_one_prompt_asks_too_and_takes_nothing_that_was_typed_before(tmp_path: P
     terminal.type("y\ny\n")
     terminal.wait_for(ASKED)
     terminal.settle()
-    assert "it gave" not in terminal.written
+    assert "result: " not in terminal.written
     terminal.type("y\n")
-    terminal.wait_for("it gave: sunny in Rome")
+    terminal.wait_for("result: sunny in Rome")
     terminal.wait_for(ASKED)
     terminal.type("n\n")
     terminal.wait_for("not run; the model is told that you refused")
@@ -184,4 +184,4 @@ def test_ctrl_c_at_the_question_of_one_prompt_ends_it(tmp_path: Path) -> None:
     terminal.wait_for(ASKED)
     terminal.type(CTRL_C)
     assert terminal.exit_code() != 0
-    assert "it gave" not in terminal.written
+    assert "result: " not in terminal.written

@@ -131,7 +131,7 @@ def test_one_answer_at_the_command_line_names_no_commands_of_the_chat(
     engine = scripted_engine(tiny_model, tmp_path, lambda prompt: " ".join(["the in a"] * 300))
     monkeypatch.setattr("edgespec.cli.chat.load_engine", lambda options, **settings: engine)
     code, _, err = run(capsys, "chat", "m", "-p", "go")
-    assert (code, "it repeated itself (--loops keep lets such answers go on)" in err) == (0, True)
+    assert (code, "it repeated itself (--loops keep lets such answers continue)" in err) == (0, True)
 
 
 def test_the_last_line_end_of_a_pipe_is_no_part_of_the_prompt(
@@ -682,11 +682,11 @@ def test_a_schema_without_an_end_is_refused(tiny_model: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["--tools", "{folder}/nowhere.py"], 2, "nowhere.py is no file; wanted a file of Python"),
+        (["--tools", "{folder}/nowhere.py"], 2, "nowhere.py is not a file; wanted a Python file"),
         (["--tools", "{folder}/broken.py"], 2, "broken.py cannot be run: ZeroDivisionError"),
         (["--tools", "{folder}/tools.py", "--allow", "nap"], 2, "'nap' is allowed, and there is no such tool"),
         (["--allow", "rest"], 2, "--allow rest has no tools to allow; give --tools FILE.py or --mcp COMMAND"),
-        (["--tools", "{folder}/tools.py"], 3, "tiny cannot call tools: its chat template takes none; use a model"),
+        (["--tools", "{folder}/tools.py"], 3, "tiny cannot call tools: its chat template has no place for them"),
     ],
 )
 def test_tools_that_cannot_be_used_are_refused(
@@ -725,7 +725,7 @@ def test_a_model_calls_a_tool_that_is_allowed(
     code, out, err = run(capsys, *asked, "--json")
     assert json.loads(out)["text"] == "Refused."
     assert json.loads(out)["tool_calls"][0]["result"].startswith("This call was not run")
-    assert "weather was not run: there is no terminal to ask at; --allow weather allows it" in err
+    assert "weather was not run: there is no terminal to ask in; --allow weather allows it" in err
 
 
 @contextmanager
@@ -889,7 +889,7 @@ def test_an_answer_that_was_left_is_in_the_trace_or_reported(
     code, _, err = run(capsys, "chat", tiny_model, "--prompt", "the", "--drafter", "none", "--trace", path)
     events = [event["name"] for event in json.loads(path.read_text())["traceEvents"]]
     assert (code, events) == (130, [] if hangs else ["thread_name", "verify"])
-    assert ("the trace does not have the last answer" in err) == hangs
+    assert ("the trace lacks the last answer" in err) == hangs
 
 
 def test_trace_that_cannot_be_written_is_refused(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,7 +118,7 @@ def test_a_server_tells_its_address_answers_and_ends_with_a_signal(
         said = process.stderr.read()
         assert process.wait(60) == code
         assert re.search(r"^\d{4}-\d\d-\d\d [\d:]{8} edgespec: POST /v1/chat/completions 200 ", said, re.MULTILINE)
-        assert "tokens need not be read again; they are kept in" in said
+        assert "saved the KV cache of " in said
         assert str(tmp_path / "prefixes") in said
         assert "Traceback" not in said
         assert "the model 'broken' cannot be used: broken has no edgespec.json" in said

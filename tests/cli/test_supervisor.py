@@ -273,14 +273,14 @@ def test_chat_goes_on_once_after_a_crash_and_its_terminal_is_as_it_was(tiny_mode
     terminal.wait_until(lambda: len(answered_in(tmp_path)) == 2)
     answers = answered_in(tmp_path)
     worker_of(terminal.process.pid).send_signal(signal.SIGSEGV)
-    at = terminal.wait_for("the chat begins once more", after=at)
+    at = terminal.wait_for("the chat starts again", after=at)
     at = terminal.wait_for("your last message: 'the in'", after=at)
     at = terminal.ready(after=at)
     terminal.enter("and more")
     at = terminal.wait_for("tokens/s", after=at)
     at = terminal.ready(after=at)
     worker_of(terminal.process.pid).send_signal(signal.SIGSEGV)
-    terminal.wait_for("edgespec chat --continue goes on with it", after=at)
+    terminal.wait_for("edgespec chat --continue continues it", after=at)
     assert termios.tcgetattr(terminal.process.child_fd) == modes
     assert terminal.exit_code() == 1
     assert said_in(tmp_path) == ["first", "the in", "and more"]

@@ -606,7 +606,7 @@ def test_reasoning_goes_on_where_the_format_of_the_preset_is_left_out(tiny_model
 
 def test_nothing_goes_on_or_is_changed_before_there_is_an_answer() -> None:
     conversation, _ = talk()
-    with pytest.raises(UsageError, match="no answer to go on with"):
+    with pytest.raises(UsageError, match="no answer to continue"):
         conversation.go_on()
     with pytest.raises(UsageError, match="needs a message"):
         conversation.rewrite("text")

@@ -106,7 +106,7 @@ def test_it_serves_its_own_model_and_mode_alone(tiny_model: Path, tmp_path: Path
     for model, is_deterministic in ((tmp_path / "other", True), (tiny_model, False)):
         with (
             open_tiny(model, deterministic=is_deterministic) as engine,
-            pytest.raises(UsageError, match="was kept with another model, device, processor or version"),
+            pytest.raises(UsageError, match="was saved with another model, device, processor or version"),
         ):
             engine.load_prefix(path)
 
@@ -239,14 +239,14 @@ def test_a_chat_that_goes_on_is_not_read_again(tiny_model: Path, tmp_path: Path)
         keep_prefix(session)
         saved, file = session.transcript(), session.file
     assert file is not None
-    assert "tokens need not be read again, which takes about" in lines[-1]
-    assert "kB at " in lines[-1]
+    assert "; to read them again takes about" in lines[-1]
+    assert "kB) at " in lines[-1]
     assert len(list_chats(tmp_path / "chats")) == 1
     with open_tiny(tiny_model) as engine:
         session = open_chat(engine, file)
         session.conversation.restore(saved)
         take_prefix(session)
-        assert lines[-1].endswith("tokens were kept on the disk and are not read again")
+        assert lines[-1].endswith("tokens need not be read again")
         kept_path(file).write_bytes(b"damaged")
         take_prefix(session)
         assert lines[-1].startswith("the model reads the conversation again: ")

@@ -105,7 +105,7 @@ def test_two_chats_that_continue_one_conversation_lose_nothing(tmp_path: Path) -
     first.write(TALK)
     assert first.path != second.path
     assert len(lines) == 1
-    assert "goes on in a new one" in lines[0]
+    assert "continues in a new one" in lines[0]
     assert [Transcript.read(path) for path in (second.path, first.path) if path] == [longer, TALK]
 
 
@@ -118,7 +118,7 @@ def test_a_chat_that_goes_on_in_a_new_file_has_a_name_of_its_own(tmp_path: Path)
         assert AutosaveFile(tmp_path, pytest.fail, first.path).write(replace(TALK, name=talk.name)) == talk.name
         talk = replace(talk, name=first.write(talk))
         assert talk.name == f"recipes ({other})"
-        assert lines.pop().endswith(f"which goes on in a new one, called {talk.name}")
+        assert lines.pop().endswith(f"which continues in a new one, called {talk.name}")
     assert first.path
     first.path.unlink()
     assert first.write(talk) == talk.name  # which no chat has any more

@@ -71,8 +71,8 @@ def test_a_server_that_starts_again_does_not_read_a_prompt_again(
     num_prompt = answers[0]["usage"]["prompt_tokens"]
     assert all(num_cached(answer) < 8 for answer in answers[:2])  # a probe may have left a token
     assert num_cached(answers[2]) == num_prompt - 1
-    assert "tokens need not be read again; they are kept in " in caplog.text
-    assert "tokens were kept on the disk and are not read again" in caplog.text
+    assert "saved the KV cache of " in caplog.text
+    assert "loaded the KV cache: " in caplog.text
     (file,) = files_of(tmp_path / "kept")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
@@ -171,7 +171,7 @@ def test_a_damaged_file_is_told_deleted_and_made_again(
             file.write_bytes(data)
     assert [num_cached(answer) > 8 for answer in answers] == [False, False, True]
     assert len({text_of(answer) for answer in answers}) == 1
-    assert caplog.text.count("is deleted and read again") == 1
+    assert caplog.text.count("deleted a saved KV cache") == 1
 
 
 def test_what_is_kept_has_a_bound(tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -191,7 +191,7 @@ def test_what_is_kept_has_a_bound(tiny_model: Path, tmp_path: Path, caplog: pyte
         assert sum(file.stat().st_size for file in kept) <= bounded.max_bytes
         KeptPrefixes(tmp_path / "few", 10_000).keep("tiny", engine)
         assert files_of(tmp_path / "few") == []
-        assert "at most 10 kB are kept" in caplog.text
+        assert "the limit is 10 kB" in caplog.text
 
 
 def test_files_of_others_are_not_deleted_for_room(tiny_model: Path, tmp_path: Path) -> None:
@@ -220,8 +220,8 @@ def test_a_folder_that_cannot_be_used_is_told_and_the_server_goes_on(
     (tmp_path / "kept").write_text("a file")
     with keeping(KeptPrefixes(tmp_path / "kept"), tiny=tiny_model) as served:
         assert text_of(ask(served, TEXTS[0]))
-    assert "what it has read is not kept: " in caplog.text
-    assert "closing tiny" in caplog.text
+    assert "its KV cache was not saved: " in caplog.text
+    assert "unloading tiny" in caplog.text
 
 
 def test_a_model_whose_texts_cannot_be_kept_says_so_once(
@@ -232,7 +232,7 @@ def test_a_model_whose_texts_cannot_be_kept_says_so_once(
 
     with keeping(KeptPrefixes(tmp_path / "kept"), open_scripted, tiny=tiny_model) as served:
         assert text_of(ask(served, "hello")) == "Hi"
-    assert caplog.text.count("what it reads is not kept: ") == 1
+    assert caplog.text.count("its KV cache cannot be saved: ") == 1
     assert not (tmp_path / "kept").exists()
 
 
