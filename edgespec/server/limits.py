@@ -79,6 +79,8 @@ class Admission:
 
     def _leave(self, work: "asyncio.Future[Any]") -> None:
         self.num_taken -= 1
+        if not work.cancelled():
+            work.exception()  # else asyncio logs it, with what the client sent
 
 
 @dataclass(slots=True)

@@ -1,5 +1,6 @@
 """Requests made to stop a server: while each is worked on, others are answered."""
 
+import gc
 import json
 import logging
 import shutil
@@ -15,7 +16,7 @@ import pytest
 from served import Served, home_with, serving, table_engine
 
 from edgespec import Engine
-from edgespec.errors import IntegrityError
+from edgespec.errors import FormatError, IntegrityError
 from edgespec.server.limits import Limits
 from edgespec.server.model_names import ModelNames
 
@@ -208,6 +209,32 @@ def test_a_client_that_leaves_gives_its_place_back_when_its_work_ends(
             may_end.set()
         served.wait_until(lambda: served.services.admission.num_taken == 0)
         assert served.post(CHAT, HI).status_code == 200
+
+
+def test_a_failure_that_no_client_waits_for_is_not_logged(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, has_begun, may_end = table_engine(tiny_model), Event(), Event()
+
+    def fail(*given: Any, **options: Any) -> Any:
+        has_begun.set()
+        assert may_end.wait(60)
+        raise FormatError("what the client sent")
+
+    engine.stream = fail  # type: ignore[method-assign]
+    names = ModelNames(home_with(tmp_path, tiny=tiny_model))
+    with caplog.at_level(logging.INFO), serving(names, lambda name: engine) as served:
+        body = json.dumps(HI).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        with served.raw() as connection:
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            assert has_begun.wait(60)
+        served.wait_until(lambda: "client gone" in caplog.text)
+        may_end.set()
+        served.wait_until(lambda: served.services.admission.num_taken == 0)
+        gc.collect()
+        assert "what the client sent" not in caplog.text
+        assert "Traceback" not in caplog.text
 
 
 def test_a_tokenizer_that_is_gone_is_the_servers_fault_and_its_path_untold(
