@@ -173,10 +173,10 @@ async def read_text(services: Services, request: Request) -> Response:
 
 
 async def _in_place(services: Services, request: Request, work: Callable[[], str]) -> str:
-    """Run work in a thread, with a place among the answers, until it ends or the client leaves."""
+    """The result of work in a thread; it has a place among the answers until it ends, also without its client."""
 
     async def run() -> str:
         with services.admission.place(1):
-            return await in_daemon(work)
+            return await services.admission.wait_for(in_daemon(work))
 
     return await run_for_client(request.receive, run_until_closing(services.drain.is_closing, run()))

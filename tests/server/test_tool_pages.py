@@ -111,3 +111,25 @@ def test_a_call_that_runs_does_not_hold_the_server_up(tiny_model: Path, tmp_path
         served.server.should_exit = True
         assert answer.result(WAIT_S).status_code == 503
         ends.set()
+
+
+def test_a_call_that_its_client_has_left_keeps_its_place_until_it_ends(tiny_model: Path, tmp_path: Path) -> None:
+    begun, ends = Event(), Event()
+
+    def wait(call: ToolCall) -> str:
+        begun.set()
+        ends.wait(WAIT_S)
+        return ""
+
+    names = ModelNames(home_with(tmp_path, tiny=tiny_model), None)
+    slow, body = replace(TOOL, run=wait), b'{"name": "weather"}'
+    head = "POST /v1/tools/call HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with serving(names, lambda name: table_engine(tiny_model), tools=[slow]) as served:
+        with served.raw() as connection:
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            assert begun.wait(WAIT_S)
+        left = '{path="/v1/tools/call",status="499"}'
+        served.wait_until(lambda: left in served.client.get("/metrics").text)
+        assert served.services.admission.num_taken == 1
+        ends.set()
+        served.wait_until(lambda: served.services.admission.num_taken == 0)
