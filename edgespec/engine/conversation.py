@@ -46,6 +46,15 @@ class _Answered(NamedTuple):
     asked: CallMessage | None
 
 
+class _State(NamedTuple):
+    """What redo and undo put back with the last round."""
+
+    num_dropped: int
+    num_tries: int
+    is_answer: bool
+    asked: CallMessage | None
+
+
 class Conversation:
     """Messages and an engine that answers them. Engine.chat() makes one.
 
@@ -87,8 +96,8 @@ class Conversation:
         self._is_answer = False  # and no reasoning where it has no mark: a person wrote it, or a format binds it
         self._replaced: _Answered | None = None  # what the current answer takes the place of
         self._asked: CallMessage | None = None  # calls that the last answer ended with, without results so far
-        # Of the round before the last one, until undo takes that back: num_dropped, num_tries, is_answer, asked.
-        self._before: tuple[int, int, bool, CallMessage | None] | None = None
+        self._before: _State | None = None  # of the round before the last one, until undo takes that back
+        self._undone: tuple[Round, _State, _State | None] | None = None  # by undo, and the state that it had
         self._chunks: list[Chunk] = []  # of the current answer, filled by its reply
         self._reply: Callable[[], Reply | None] = lambda: None  # which fills it, weakly
         self._lock = RLock()  # held while a message is added or taken back
@@ -161,7 +170,7 @@ class Conversation:
         require_kind("begun", begun, str, "a text")
         with self._lock:
             self._require_idle()
-            before = self._num_dropped, self._num_tries, self._is_answer, self._asked
+            before = self._state
             reply = self._begin([*self._rounds, Round(text, None)], 0, options, begun, is_answer=bool(begun))
             self._before = before
             return reply
@@ -303,9 +312,11 @@ class Conversation:
                 return None
             self._take_made()
             removed, before = self._rounds[-1], self._before
+            undone = removed, self._state, before
             self._cut(len(self._rounds) - 1)
             if before:
-                self._num_dropped, self._num_tries, self._is_answer, self._asked = before
+                self._state = before
+            self._undone = undone
             return removed
 
     def redo(self, removed: Round) -> None:
@@ -313,7 +324,10 @@ class Conversation:
         require_kind("removed", removed, Round, "a Round, which undo returned")
         with self._lock:
             self._require_idle()
+            undone = self._undone
             self._restore([*self._rounds, removed], self._num_dropped)
+            if undone and undone[0] is removed:
+                _, self._state, self._before = undone
 
     def clear(self) -> None:
         """Forget everything except the system message."""
@@ -376,6 +390,14 @@ class Conversation:
         """The current answer as far as it came."""
         return self._begun + "".join(chunk.text for chunk in self._chunks)
 
+    @property
+    def _state(self) -> _State:
+        return _State(self._num_dropped, self._num_tries, self._is_answer, self._asked)
+
+    @_state.setter
+    def _state(self, state: _State) -> None:
+        self._num_dropped, self._num_tries, self._is_answer, self._asked = state
+
     def _cut(self, num_rounds: int) -> None:
         """Forget all but the first rounds."""
         self._restore(self._rounds[:num_rounds], min(self._num_dropped, num_rounds))
@@ -386,7 +408,7 @@ class Conversation:
             self._num_tries, self._begun, self._chunks, self._reply = 0, "", [], lambda: None
             # Reasoning that has no end was cut short, and calls come behind it.
             self._is_answer = bool(rounds) and rounds[-1].cut_short in (None, "tool_calls")
-            self._asked = self._replaced = self._before = None
+            self._asked = self._replaced = self._before = self._undone = None
 
     def _require_idle(self) -> None:
         """Take what was read of an answer that its reader let go; raises UsageError: one is being read."""
@@ -444,7 +466,7 @@ class Conversation:
         # From here on the message is part of the conversation, even if its answer fails.
         self._rounds, self._num_dropped, self._num_tries = rounds, num_dropped, num_tries
         self._begun, self._is_answer, self._chunks, self._asked = begun, is_answer, [], None
-        self._replaced = None
+        self._replaced = self._undone = None
         reply = Reply(num_prompt, dropped, stream, self._chunks, self._take_answer, begun)
         self._reply = ref(reply)
         return reply

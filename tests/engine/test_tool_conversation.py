@@ -142,6 +142,24 @@ def test_commands_on_answers_keep_or_drop_their_calls() -> None:
     assert conversation.calls == ()
 
 
+def test_a_message_that_is_put_back_has_its_calls_and_seeds_again() -> None:
+    conversation, _ = talk()
+    conversation.say("talk")
+    conversation.say("Rain?")
+    for _ in range(2):
+        conversation.retry().completion()
+    before, calls = conversation._state, conversation.calls
+    removed = conversation.undo()
+    assert removed
+    assert conversation.calls == ()
+    conversation.redo(removed)
+    assert (conversation._state, conversation.calls) == (before, calls)
+    assert conversation.undo() is removed
+    conversation.say("talk")
+    conversation.redo(removed)
+    assert conversation.calls == ()
+
+
 def test_calls_alone_are_no_answer() -> None:
     conversation, engine = talk()
     conversation.say("two")
