@@ -42,6 +42,7 @@ from edgespec.config.config_file import default_home
 from edgespec.config.drafter_names import TEXT
 from edgespec.system.printable import one_line
 from edgespec.system.tables import read_table
+from edgespec.system.units import format_count
 
 COMMANDS: list[Command] = []  # filled once, below
 _OTHER_NAMES = read_table(__file__, "other_names.toml")
@@ -333,11 +334,9 @@ def _context(session: ChatSession, argument: str) -> None:
     if conversation.system:
         lines.append(f"system message: {len(engine.tokenizer.encode(conversation.system))} tokens")
         num_sent -= 1
-    lines.append(f"{num_sent} messages are sent to the model")
-    if conversation.num_dropped:
-        lines.append(
-            f"{conversation.num_dropped} older ones are no longer sent; they stay in the saved conversation"
-        )
+    lines.append(f"sent to the model: {format_count(num_sent, 'message')}")
+    if num := conversation.num_dropped:
+        lines.append(f"no longer sent: {format_count(num, 'older one')}; the saved conversation keeps all")
     policy = {
         "error": "new messages are refused (/set overflow drop-oldest leaves out the oldest instead)",
         "drop-oldest": "the oldest messages are left out",

@@ -391,7 +391,8 @@ def branch(session: ChatSession, argument: str) -> None:
     conversation.keep(kept)
     session.start_new_file()
     session.save()
-    session.info(f"a branch with the first {kept} of {num} messages; the other chat stays as it is (/chats)")
+    of = format_count(num, "message")
+    session.info(f"a branch with the first {kept} of {of}; the other chat stays as it is (/chats)")
 
 
 def require_folder(session: ChatSession) -> Path:

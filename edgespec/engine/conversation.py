@@ -26,6 +26,7 @@ from edgespec.engine.request import (
 from edgespec.engine.transcript import Round, Transcript, answered_rounds, cut_answers, messages_of, read_rounds
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.system.arguments import require_function, require_kind, require_path
+from edgespec.system.units import format_count
 from edgespec.text.chat_template import CallMessage, ResultMessage, Turn
 from edgespec.tools.tool import REFUSED, ToolCall, ToolUse, demands_call, is_yes, runners_among
 
@@ -106,7 +107,7 @@ class Conversation:
         raise TypeError("a conversation cannot be copied or pickled; save() and Conversation.load() make another")
 
     def __repr__(self) -> str:
-        return f"<Conversation with {self.engine.manifest.name}, {len(self.messages)} messages>"
+        return f"<Conversation with {self.engine.manifest.name}, {format_count(len(self.messages), 'message')}>"
 
     if not TYPE_CHECKING:  # to a type checker any name could be set then
 

@@ -652,7 +652,7 @@ def test_a_message_is_edited_recalled_and_written_in_an_editor(tmp_path: Path) -
     terminal.ask("one", "ONE")
     terminal.ask("/edit")
     terminal.ask(" two", "TWO")
-    terminal.ask("/context", "2 messages are sent")
+    terminal.ask("/context", "sent to the model: 2 messages")
     terminal.type(UP)
     terminal.type(UP)
     terminal.ask("", "TWO")

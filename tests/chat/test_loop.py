@@ -369,11 +369,15 @@ def test_where_two_do_not_fit_the_present_one_goes_first_and_comes_back_if_need_
 def test_system_context_plan_trace_and_multi(session: ChatSession, tmp_path: Path) -> None:
     assert output(session, "/system") == "no system message"
     assert output(session, "/system the in") == "system message: the in"
+    session.conversation.stream("an on").close()
+    assert "sent to the model: 1 message\n" in output(session, "/context")
+    assert "the first 1 of 1 message;" in output(session, "/branch")
+    session.conversation.undo()
     answer(session, "an on")
     assert session.conversation.messages[0].content == "the in"
     context = output(session, "/context")
     assert f"{session.conversation.num_tokens} of {tiny.CONTEXT} tokens" in context
-    assert "2 messages are sent to the model" in context
+    assert "sent to the model: 2 messages" in context
     assert output(session, "/plan") == f"plan of {Path(session.model).name} with suffix"
     assert "saved to" in output(session, f"/trace {tmp_path / 'trace.json'}")
     assert (tmp_path / "trace.json").stat().st_size > 100
