@@ -77,9 +77,9 @@ def make_app(
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(RequestLog, services.metrics),
+            Middleware(RequestLog, metrics=services.metrics),
             Middleware(_Failures),
-            Middleware(Security, host, key, origins),
+            Middleware(Security, host=host, key=key, origins=origins),
         ],
         exception_handlers={
             ApiError: _refuse,

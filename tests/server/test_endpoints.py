@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from operator import ge
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from served import Served, home_with, serving, table_engine
 
 from edgespec import Drafting, Engine, SamplingParams, mean_nll
 from edgespec.server.answer_parts import TextPlaces, TokenWords
+from edgespec.server.answers import Services
+from edgespec.server.app import make_app
 from edgespec.server.limits import Limits
 from edgespec.server.model_names import ModelNames
 
@@ -55,6 +58,13 @@ def test_an_answer_is_the_engines_own(served: Served, engine: Engine) -> None:
     assert found["usage"]["prompt_tokens"] == wanted.prompt_tokens
     assert found["usage"]["completion_tokens"] == len(wanted.token_ids)
     assert found["usage"]["total_tokens"] == wanted.prompt_tokens + len(wanted.token_ids)
+
+
+def test_the_application_is_put_together_by_starlette_before_0_42_too() -> None:
+    """Which gives each middleware the next one by its name."""
+    app = make_app(create_autospec(Services), "127.0.0.1", None)
+    for make, given, named in app.user_middleware:
+        make(*given, app=app, **named)
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
