@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Commands that run native code which others may have brought.
 _COMMANDS = ("bench", "chat", "devices", "doctor", "export", "models pull", "pair check", "plan", "score", "serve")
 _IN_THIS_PROCESS = {"-h", "--help", "--no-supervisor"}
-_MOST_BYTES = 1 << 20
+_MOST_CHARACTERS = 1 << 20
 _WINDOWS_ERRORS = 0xC0000000  # exit codes from here on are Windows' reasons for ending a process
 
 WORKER = "EDGESPEC_WORKER"
@@ -92,8 +92,8 @@ def _take(notes: str) -> str:
     text = ""
     with suppress(OSError):  # it died before it made them
         path = os.path.join(tempfile.gettempdir(), notes)
-        with open(path, "rb") as file:
-            text = file.read(_MOST_BYTES).decode(errors="surrogateescape")
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:  # Windows ends lines in its own way
+            text = file.read(_MOST_CHARACTERS)
         os.unlink(path)
     return text
 

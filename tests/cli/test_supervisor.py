@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -144,6 +145,14 @@ def test_what_a_worker_wrote_is_read_back_and_kept_for_a_report(tmp_path: Path) 
     assert stacks.strip() in path.read_text()
     assert "/a b/c" not in path.read_text()
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_notes_with_line_ends_of_windows_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which os.write makes there, as faulthandler does."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "notes").write_bytes((note_line("transcript", "C:\\a b") + b"Fatal\n").replace(b"\n", b"\r\n"))
+    assert death("SIGSEGV", written=supervisor._take("notes")).note("transcript") == "C:\\a b"
+    assert not (tmp_path / "notes").exists()
 
 
 def test_crash_is_seen_with_its_notes() -> None:
