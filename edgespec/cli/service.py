@@ -143,7 +143,9 @@ def _variables(manager: "ServiceManager") -> dict[str, str]:
     names = [variable_name(name) for name, option in OPTIONS.items() if option.in_environment]
     found = {name: os.environ[name] for name in ("EDGESPEC_CONFIG", *names) if name in os.environ}
     found |= {
-        name: os.path.abspath(found[name]) for name in ("EDGESPEC_CONFIG", "EDGESPEC_HOME") if found.get(name)
+        name: os.path.abspath(os.path.expanduser(found[name]))
+        for name in ("EDGESPEC_CONFIG", "EDGESPEC_HOME")
+        if found.get(name)
     }
     if found.get("EDGESPEC_DRAFTER"):
         found["EDGESPEC_DRAFTER"] = checked_name("drafter", found["EDGESPEC_DRAFTER"])

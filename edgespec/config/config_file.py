@@ -44,7 +44,7 @@ class Setting(NamedTuple):
 
 def config_path() -> Path:
     """EDGESPEC_CONFIG, or config.toml in the platform's folder for settings."""
-    named = os.environ.get("EDGESPEC_CONFIG")
+    named = os.path.expanduser(os.environ.get("EDGESPEC_CONFIG", ""))  # systemd and Docker leave a ~ as it is
     return Path(named or Path(platformdirs.user_config_dir("edgespec", appauthor=False)) / "config.toml")
 
 
@@ -56,7 +56,7 @@ def default_home() -> Path:
     Raises UsageError: The configuration file is invalid.
     """
     if named := os.environ.get("EDGESPEC_HOME"):
-        return Path(named)
+        return Path(os.path.expanduser(named))
     if (chosen := read_file(config_path()).get("home")) and chosen.value:
         return config_path().parent / os.path.expanduser(str(chosen.value))
     return Path(platformdirs.user_data_dir("edgespec", appauthor=False))

@@ -315,6 +315,8 @@ def test_folder_that_is_no_model_is_told_apart(home: ModelHome, tmp_path: Path) 
 def test_home_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
     assert default_home() == tmp_path
+    monkeypatch.setenv("EDGESPEC_HOME", "~/models")
+    assert default_home() == Path.home() / "models"
     monkeypatch.delenv("EDGESPEC_HOME")
     assert default_home().name == "edgespec"
 
