@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import SourceError
-from edgespec.export.settings import missing, require_no_pointer
+from edgespec.export.settings import advise_gguf, missing, require_no_pointer
 from edgespec.export.tensors import Sizes, StoredTensor, unread
 from edgespec.system.typed_json import read_json, require_unique
 
@@ -106,7 +106,7 @@ def weight_files(folder: Path) -> list[Path]:
                     f"{folder} has {parts[0]}, but no model.safetensors.index.json, which lists the weights of "
                     "all parts; fetch it too"
                 )
-            advice = "weights of .bin and .pt are not read, since loading them runs code"
+            advice = advise_gguf(folder) or "weights of .bin and .pt are not read, since loading them runs code"
             if any(folder.rglob("*.onnx")):
                 advice = (
                     "ONNX models load where GenAI's builder made them: give the folder that has genai_config.json"

@@ -11,6 +11,7 @@ from typing import Any
 
 from edgespec.errors import MemoryExhausted, SourceError
 from edgespec.manifest import FILE_NAME, SuggestedSampling
+from edgespec.system.command_line import quote
 from edgespec.system.tables import read_table
 from edgespec.system.text_files import POINTER, decode_text, is_pointer, read_plain
 from edgespec.system.typed_json import read_as
@@ -103,6 +104,12 @@ def describe_unfinished(path: Path) -> str | None:
     return None
 
 
+def advise_gguf(folder: Path) -> str | None:
+    """The advice to give a GGUF file of a folder; None where it has none."""
+    files = (each for each in sorted(folder.glob("*.gguf")) if "mmproj" not in each.name)
+    return next((f"give the GGUF file itself: {quote(each)}" for each in files), None)
+
+
 def missing(path: Path, why: str, advice: str) -> SourceError:
     """The error of a file that is not there, which names the part of it that a download left."""
     return SourceError(f"{path} {why}; {describe_unfinished(path) or advice}")
@@ -120,7 +127,9 @@ def read_json(path: Path, *, needed: bool = True) -> dict[str, Any]:
                 f"{path.parent} is prepared already, and can be used as it is; to export again, give what it was "
                 "exported from"
             ) from None
-        raise SourceError(f"{path.parent} has no {path.name}; it is not a complete model folder") from None
+        raise SourceError(
+            f"{path.parent} has no {path.name}; {advise_gguf(path.parent) or 'it is not a complete model folder'}"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{path} is not JSON ({error}); fetch it again") from None
     if not isinstance(stated, dict):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from edgespec.config.drafter_names import WORDS as DRAFTER_WORDS
 from edgespec.errors import EdgeSpecError, ModelError, in_flags
-from edgespec.export.settings import describe_unfinished
+from edgespec.export.settings import advise_gguf, describe_unfinished
 from edgespec.manifest import EXPORT_AGAIN, FILE_NAME, NO_MANIFEST, read_manifest
 from edgespec.setup import ollama_models
 from edgespec.setup.catalog import CATALOG
@@ -61,7 +61,8 @@ class HomeAdvice:
                 f"{own or path} is prepared already, so its precision is fixed; leave it out, or name the source"
             )
         if path.is_dir():
-            return f"{path} is a folder without {FILE_NAME} and config.json, so not a model; give another folder"
+            advice = advise_gguf(path) or "give another folder"
+            return f"{path} is a folder without {FILE_NAME} and config.json, so not a model; {advice}"
         if way := self.way_to(model):
             return f"there is no model '{model}' any more; prepare it again: {way}"
         if os.path.exists(path):  # the callers have looked for files and folders

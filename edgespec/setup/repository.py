@@ -110,6 +110,11 @@ def choose_files(commit: Commit, choice: str | None) -> list[RemoteFile]:
             f"{commit.repository} holds {len(models)} GGUF models; name one as in "
             f"{commit.repository}:{PurePosixPath(next(iter(models))).name}. {_list_sizes(models)}"
         )
+    if commit.find(_ADAPTER):
+        raise ModelError(
+            f"{commit.repository} is a LoRA adapter, which runs with its base alone: hf download "
+            f"{commit.repository} --local-dir ADAPTER, then edgespec export BASE --adapter ADAPTER --output MODEL"
+        )
     why = "weights in other formats (.bin, .pt) are not fetched, since loading them runs code"
     endings = {PurePosixPath(file.name).suffix for file in commit.files}
     if ".onnx" in endings and not endings & {".bin", ".pt"}:

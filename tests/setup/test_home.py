@@ -310,6 +310,12 @@ def test_a_device_is_no_model_and_not_said_to_be_missing(home: ModelHome) -> Non
 def test_folder_that_is_no_model_is_told_apart(home: ModelHome, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="folder without"):
         home.resolve(str(tmp_path))
+    for name in ("m-Q4_0.gguf", "a-mmproj.gguf"):
+        (tmp_path / name).touch()
+    for _ in range(2):  # repositories of GGUF files may have a config.json
+        with pytest.raises(ModelError, match=f"give the GGUF file itself: {tmp_path / 'm-Q4_0.gguf'}"):
+            home.resolve(str(tmp_path))
+        (tmp_path / "config.json").write_text('{"model_type": "llama"}')
 
 
 def test_home_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_files_of_a_choice(held: list[str], choice: str | None, chosen: list[str
         (["a-00001-of-00003.gguf", "a-00003-of-00003.gguf"], None, "lacks a-00002-of-00003.gguf"),
         (["a.gguf", "b.gguf"], None, "holds 2 GGUF models"),
         (["mmproj-a.gguf"], None, "holds no model"),
-        (["adapter_model.safetensors"], None, "holds no model"),
+        (["adapter_model.safetensors"], None, "is a LoRA adapter, which runs with its base"),
         (["pytorch_model.bin"], None, "loading them runs code"),
         (["onnx/model.onnx", "config.json"], None, r"its ONNX models are not fetched.*hf download org/m"),
         (["mtp-m-Q8_0.gguf"], None, "holds no model"),
