@@ -28,6 +28,7 @@ from edgespec.server.errors import wrong
 from edgespec.server.limits import Limits
 from edgespec.server.messages import read_conversation, stated_messages
 from edgespec.server.protocol import ResponsesRequest, answer_length, stop_strings, within
+from edgespec.server.request_log import RequestRecord, record_of
 from edgespec.server.sse import EVENTS, event
 from edgespec.server.thinking import reasoning_of
 
@@ -36,11 +37,24 @@ NamedEvent = tuple[str, dict[str, Any]]  # the type of an event and its fields
 
 
 async def responses(services: Services, request: Request) -> Response:
-    asked = await services.bodies.read(ResponsesRequest, request)
+    asked = _with_functions_alone(await services.bodies.read(ResponsesRequest, request), record_of(request.scope))
     plan, identity = _plan(asked, services.limits), new_identity("resp_")
     events = partial(_events, asked, identity) if asked.stream else None
     form = replace(EVENTS, end=_error_event)
     return await respond(services, request, plan, partial(_document, asked, identity), events, form)
+
+
+def _with_functions_alone(asked: ResponsesRequest, record: RequestRecord) -> ResponsesRequest:
+    """The request without tools of other types, such as web_search: Codex sends some whatever the server has."""
+    others = [str(each["type"]) for each in asked.tools or () if not _is_function(each)]
+    if not others:
+        return asked
+    record.notes.append(f"left out: {', '.join(others)}")
+    return replace(asked, tools=[each for each in asked.tools or () if _is_function(each)])
+
+
+def _is_function(tool: Any) -> bool:
+    return not isinstance(tool, dict) or tool.get("type", "function") == "function"
 
 
 def _plan(asked: ResponsesRequest, limits: Limits) -> AnswerPlan:

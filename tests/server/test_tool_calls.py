@@ -1,6 +1,7 @@
 """Calls of tools over HTTP, from a decoder that answers by rule."""
 
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,20 @@ def test_a_call_that_finds_no_room_is_refused_in_the_words_of_tools(served: Serv
     assert "an answer may have 2 tokens here, and the shortest call of a tool takes about" in found
     assert "allow more tokens" in found
     assert "format" not in found
+
+
+def test_responses_leave_out_tools_that_are_no_functions(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """Codex sends such tools with every request."""
+    others: list[dict[str, Any]] = [{"type": "web_search"}, {"type": "namespace", "name": "n", "tools": FLAT}]
+    request = {"model": "tiny", "input": "Weather in Rome?", "tools": [*others, *FLAT]}
+    with caplog.at_level(logging.INFO, "edgespec.server"):
+        answer = served.post(RESPONSES, request)
+        served.wait_until(lambda: "left out: web_search, namespace" in caplog.text)
+    found = answer.json()
+    assert [each["type"] for each in found["output"]] == ["function_call"]
+    assert [each["name"] for each in found["tools"]] == ["get_weather"]
+    refused = served.post(RESPONSES, {**request, "tool_choice": {"type": "web_search"}})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
 
 
 def test_responses_have_calls_as_items(served: Served) -> None:
