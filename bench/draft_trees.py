@@ -76,12 +76,11 @@ class _Chains(ForwardingDecoder):
 def run(kind: str, agreement: float, row: float, step: float, spread: float, num_tokens: int) -> dict[str, float]:
     """Decode a text; tokens a second, and tokens and rows of a pass."""
     clock = VirtualClock()
-    target = PacedDecoder(synthetic_target(), _pace(_PASS_S, row, by_rows=False), clock.sleep, clock)
+    target = PacedDecoder(synthetic_target(), _pace(_PASS_S, row, by_rows=False), clock)
     drafter = confident_drafter(agreement, spread)
     decoder = PacedDecoder(
         drafter if kind == "tree" else _Chains(drafter),
         _pace(step * _PASS_S, _BRANCH, by_rows=True),
-        clock.sleep,
         clock,
     )
     costs = PassCosts({width: 1 + row * (width - 1) for width in (1, 2, 4, 8, 16, 32)}, _PASS_S)

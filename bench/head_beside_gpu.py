@@ -224,7 +224,7 @@ def decode_all(pair: Pair, place: Place, schedule: str, *, has_text: bool = Fals
     inner = make_text_drafters([pair.text] if pair.text else [], None)
     drafter = LaneDrafter(
         ModelDrafter(
-            PacedDrafter(decoder, pace, own.sleep, own),
+            PacedDrafter(decoder, pace, own),
             pair.target.vocab_size,
             pair.name,
             Speculation(lambda: inner, ratios=_draft_ratios(machine)) if inner else None,

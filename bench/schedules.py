@@ -24,20 +24,19 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
 from command_line import command_line
 from decisions import Calls, RecordedDrafter, ReplayPolicy
+from real_pace import real_devices
 
 from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
 from edgespec.decoding.scheduler import DraftPolicy
 from edgespec.draft.drafter import Drafter
-from edgespec.draft.lanes import ThreadLane
 from edgespec.draft.overlap import best_serial
 from edgespec.simulation.machines import Machine
-from edgespec.simulation.schedules import Devices, Scenario, policy_for, run, virtual_devices
+from edgespec.simulation.schedules import Scenario, policy_for, run, virtual_devices
 from edgespec.system.console import print_stderr
 
 STEPS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
@@ -102,7 +101,7 @@ def measure(cell: Cell, conditions: Conditions, seconds: float, num_rounds: int)
 
 def measure_once(scenario: Scenario, schedule: str, ideal: float) -> tuple[float, float]:
     """How much longer a real run takes than its decisions take in virtual time, and than a virtual run."""
-    devices, calls = Devices(perf_counter, ThreadLane("drafter"), perf_counter), list[Calls]()
+    devices, calls = real_devices(), list[Calls]()
 
     def recorded(drafter: Drafter) -> DraftPolicy:
         return policy_for(scenario, schedule, devices, RecordedDrafter(drafter, calls))

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, Proposal, speculative_decode
 from edgespec.draft.acceptance_rates import AcceptanceRates
 from edgespec.draft.costs import PassCosts
 from edgespec.draft.draft_model import DraftCosts, DraftModelStats, RowCosts
 from edgespec.draft.drafter import Drafter, DraftRequest
-from edgespec.draft.lane_drafter import DEADLINE_S, LaneDrafter
+from edgespec.draft.lane_drafter import LaneDrafter
 from edgespec.draft.lanes import Job, Lane, StepTime
 from edgespec.draft.limits import MAX_BRANCHES
 from edgespec.draft.measured import FixedLength, MeasuredPolicy
@@ -29,7 +30,7 @@ from edgespec.draft.pass_estimate import NUM_WIDTHS
 from edgespec.draft.timeline import Interval
 from edgespec.simulation.machines import Machine, bound
 from edgespec.simulation.recording import Recording
-from edgespec.simulation.synthetic import WINDOW, PacedDecoder, synthetic_drafter, synthetic_target
+from edgespec.simulation.synthetic import WINDOW, Pace, PacedDecoder, synthetic_drafter, synthetic_target
 from edgespec.system.cancel import Flag
 from edgespec.system.clock import Clock, VirtualClock
 from edgespec.types import Sampler, TokenIds
@@ -40,6 +41,7 @@ SCHEDULES = ("plain", "serial", "pipelined", "hedged")
 NUM_TOKENS = 4000
 _PROMPT = np.zeros(1, np.int32)
 _WARM_UP_SHARE = 0.1  # of the tokens, while the policy measures
+_LONGEST_S = 1e6  # of a draft: in virtual time nobody waits
 
 
 class Speed(NamedTuple):
@@ -126,19 +128,19 @@ def run(
 
 
 class Devices(NamedTuple):
-    """The clocks of target and drafter; without a sleep function of their own they really sleep."""
+    """The clock of an answer, the lane of its drafter, and what gives the decoder of each model its pace."""
 
     clock: Clock
     lane: Lane
-    lane_clock: Clock
-    sleep: Callable[[float], None] | None = None
-    lane_sleep: Callable[[float], None] | None = None
+    pace_target: Callable[[Decoder, Pace], Decoder]
+    pace_drafter: Callable[[Decoder, Pace], Decoder]
 
 
 def virtual_devices() -> Devices:
     """Clocks and a lane in virtual time, in which nobody waits."""
     clock, own = VirtualClock(), VirtualClock()
-    return Devices(clock, VirtualLane("drafter", clock, own), own, clock.sleep, own.sleep)
+    paced = partial(PacedDecoder, clock=clock), partial(PacedDecoder, clock=own)
+    return Devices(clock, VirtualLane("drafter", clock, own), *paced)
 
 
 def decode(
@@ -147,7 +149,7 @@ def decode(
     """The passes of one of SCHEDULES, without end."""
     machine = scenario.machine
     text = synthetic_target(scenario.seed)
-    target = PacedDecoder(text, lambda num_fed, rows: machine.verify_s(num_fed), devices.sleep, devices.clock)
+    target = devices.pace_target(text, lambda num_fed, rows: machine.verify_s(num_fed))
     policy_of = policy_of or partial(policy_for, scenario, schedule, devices)
     policy: DraftPolicy = Plain() if schedule == "plain" else policy_of(_drafter(scenario, schedule, devices))
     return speculative_decode(_PROMPT, target, GumbelSampler(SamplingParams()), policy, clock=devices.clock)
@@ -156,18 +158,16 @@ def decode(
 def _drafter(scenario: Scenario, schedule: str, devices: Devices) -> Drafter:
     machine, recording = scenario.machine, scenario.recording
     outcomes = [None, *recording.outcomes] if recording else []
-    decoder = PacedDecoder(
+    decoder = devices.pace_drafter(
         synthetic_drafter(scenario.acceptance, scenario.seed, outcomes),
         lambda num_fed, rows: machine.draft_s * machine.draft_ratio(rows),
-        devices.lane_sleep,
-        devices.lane_clock,
     )
     return LaneDrafter(
         ModelDrafter(decoder, decoder.vocab_size),
         devices.lane,
         can_run_ahead=schedule != "serial",
         max_rows=MAX_BRANCHES if schedule == "hedged" else 0,
-        deadline_s=DEADLINE_S if devices.lane_sleep is None else inf,  # in virtual time nobody waits
+        deadline_s=_LONGEST_S,
     )
 
 

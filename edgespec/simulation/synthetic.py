@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import log
-from threading import Condition
-from time import perf_counter
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +14,8 @@ import numpy.typing as npt
 from edgespec.decoding.decoder import Can, Decoder, ForwardingDecoder, Pass, Rows, reusable_prefix
 from edgespec.decoding.noise import mix_bits
 from edgespec.decoding.tree import NO_DRAFT, Tree
-from edgespec.errors import EdgeSpecError, require_context
+from edgespec.errors import require_context
+from edgespec.system.clock import VirtualClock
 from edgespec.types import Logits, Row, TokenIds
 
 VOCAB_SIZE = 64
@@ -169,56 +168,14 @@ Pace = Callable[[int, int], float]
 
 
 class PacedDecoder(ForwardingDecoder):
-    """Another decoder's logits, at the pace of a device.
+    """Another decoder's logits, at the pace of a device in virtual time."""
 
-    The time of the inner decoder counts as part of it. Where sleeping ends late, as on a busy machine it does by
-    some 0.1 ms, the next pass is that much shorter, so that lateness does not add up over passes; the time between
-    passes is the caller's.
-
-    Args:
-        decoder: Gives the rows.
-        pace: How long a pass takes.
-        sleep: Lets seconds pass on the clock; by default real ones, which interrupt() ends.
-        clock: The time in seconds.
-    """
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        pace: Pace,
-        sleep: Callable[[float], None] | None = None,
-        clock: Callable[[], float] = perf_counter,
-    ) -> None:
+    def __init__(self, decoder: Decoder, pace: Pace, clock: VirtualClock) -> None:
         super().__init__(decoder)
-        self._pace = pace
-        self._sleep = sleep or self._wait
-        self._clock = clock
-        self._late_s = 0.0
-        self._changed = Condition()
-        self._is_running = False
-
-    def interrupt(self) -> None:
-        """End the pass that runs, if one does: it raises an error."""
-        with self._changed:
-            self._is_running = False
-            self._changed.notify_all()
+        self._pace, self._clock = pace, clock
 
     def run(self, given: Pass) -> Rows:
-        started, fed = self._clock(), self._decoder.num_fed
-        self._is_running = True
+        fed = self._decoder.num_fed
         rows = self._decoder.run(given)
-        end = started + self._pace(self._decoder.num_fed - fed, given.num_rows)
-        now, due = self._clock(), end - self._late_s
-        if now < due:
-            self._sleep(due - now)
-            self._late_s = max(0.0, self._clock() - due)
-        else:
-            self._late_s -= max(0.0, end - now)
-        if not self._is_running:
-            raise EdgeSpecError("the pass was interrupted")
-        self._is_running = False
+        self._clock.sleep(self._pace(self._decoder.num_fed - fed, given.num_rows))
         return rows
-
-    def _wait(self, seconds: float) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._is_running, seconds)

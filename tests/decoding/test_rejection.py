@@ -221,10 +221,10 @@ def target_and_sources(kind: str) -> tuple[Decoder, list[Drafter]]:
     cascade = ModelDrafter(RowsDecoder(DRAFTER), 3, speculation=Speculation(lambda: [NgramDrafter()], 2))
     free: list[Drafter] = [NgramDrafter(), SuffixDrafter()]
     clock, own = VirtualClock(), VirtualClock()
-    paced = ModelDrafter(PacedDecoder(RowsDecoder(DRAFTER), lambda fed, rows: 0.4, own.sleep, own), 3)
+    paced = ModelDrafter(PacedDecoder(RowsDecoder(DRAFTER), lambda fed, rows: 0.4, own), 3)
     ahead = LaneDrafter(paced, VirtualLane("drafter", clock, own), can_run_ahead=True)
     kinds = {"model": [model], "free": free, "cascade": [cascade], "both": [*free[1:], model], "ahead": [ahead]}
-    return PacedDecoder(RowsDecoder(TARGET), lambda fed, rows: 1.0, clock.sleep, clock), kinds[kind]
+    return PacedDecoder(RowsDecoder(TARGET), lambda fed, rows: 1.0, clock), kinds[kind]
 
 
 def texts(
@@ -299,14 +299,9 @@ def adaptive_answers(schedule: str, params: SamplingParams, num_answers: int) ->
     """Answers of NUM_TOKENS under the adaptive policy, which learns from each to the next, in virtual time."""
     devices = virtual_devices()
     widths, seconds = list(WIDTH_COSTS), list(WIDTH_COSTS.values())
-    target = PacedDecoder(
-        RowsDecoder(TARGET),
-        lambda fed, rows: float(np.interp(rows, widths, seconds)),
-        devices.sleep,
-        devices.clock,
-    )
+    target = devices.pace_target(RowsDecoder(TARGET), lambda fed, rows: float(np.interp(rows, widths, seconds)))
     between = RowsDecoder(np.log((np.exp(TARGET) + np.exp(DRAFTER)) / 2))  # right more often, so longer drafts pay
-    paced = PacedDecoder(between, lambda fed, rows: 0.15, devices.lane_sleep, devices.lane_clock)
+    paced = devices.pace_drafter(between, lambda fed, rows: 0.15)
     max_rows = 7 if schedule == "hedged" else 0
     drafter = LaneDrafter(ModelDrafter(paced, 3), devices.lane, schedule != "serial", max_rows)
     costs, rates, models = PassCosts(dict(WIDTH_COSTS), 1.0), AcceptanceRates(), dict[str, DraftModelStats]()

@@ -48,8 +48,8 @@ class SharedMachine:
             begun, ended = self._pass
             return step * (self.true[1] if begun <= own.now < ended else 1.0)
 
-        self.target = PacedDecoder(synthetic_target(), verify_s, self.clock.sleep, self.clock)
-        decoder = PacedDecoder(synthetic_drafter(chance), draft_s, own.sleep, own)
+        self.target = PacedDecoder(synthetic_target(), verify_s, self.clock)
+        decoder = PacedDecoder(synthetic_drafter(chance), draft_s, own)
         self.stats = DraftModelStats(DraftCosts(step, 0.0), known)
         drafter = LaneDrafter(ModelDrafter(decoder, VOCAB_SIZE), self.lane, can_run_ahead=True)
         rates = AcceptanceRates({("model", -1): (50 * chance, 50.0)})

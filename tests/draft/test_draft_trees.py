@@ -54,7 +54,7 @@ class Run:
         self.target = TableDecoder(40, seed=1)
         near = TableDecoder(40, seed=2, near=TableDecoder(40, seed=1), nearness=0.6)
         self.paced, self.drafter = (
-            PacedDecoder(decoder, pace, self.clock.sleep, self.clock)
+            PacedDecoder(decoder, pace, self.clock)
             for decoder, pace in (
                 (self.target, lambda width, rows: 0.01 + row_s * (width - 1)),
                 (near, lambda width, rows: 0.0005 + 0.00005 * rows),

@@ -91,9 +91,7 @@ class Ladder:
     def answer(self, free_mib: Callable[[int], int], num_blocks: int) -> list[tuple[str, Block]]:
         """Blocks with the drafters that were there; free_mib is what all drafters together may take and leave."""
         clock = self.machine.clock
-        paced = PacedDecoder(
-            Verses(VOCAB, 1), lambda fed, rows: STEP_S * (1 + ROW * (rows - 1)), clock.sleep, clock
-        )
+        paced = PacedDecoder(Verses(VOCAB, 1), lambda fed, rows: STEP_S * (1 + ROW * (rows - 1)), clock)
         speculation = Speculation(self.pool.drafters, None, COSTS.ratios)
         policy = PoolPolicy(self.pool, speculation)
         found = []

@@ -241,10 +241,8 @@ class Simulated:
 
     def __init__(self, kind: str, chance: float, step: float, hope: tuple[float, float] | None = None) -> None:
         self.clock, self.step, own = VirtualClock(), step, VirtualClock()
-        self.target = PacedDecoder(
-            synthetic_target(), lambda fed, rows: 1 + 0.03 * (rows - 1), self.clock.sleep, self.clock
-        )
-        decoder = PacedDecoder(synthetic_drafter(chance), lambda fed, rows: self.step, own.sleep, own)
+        self.target = PacedDecoder(synthetic_target(), lambda fed, rows: 1 + 0.03 * (rows - 1), self.clock)
+        decoder = PacedDecoder(synthetic_drafter(chance), lambda fed, rows: self.step, own)
         self.lane: Lane = VirtualLane("drafter", self.clock, own)
         max_rows = MAX_BRANCHES if kind == "hedged" else 0
         self.drafter = LaneDrafter(ModelDrafter(decoder, VOCAB_SIZE), self.lane, kind != "serial", max_rows)
@@ -403,7 +401,7 @@ def test_a_long_run_of_accepted_drafts_makes_no_long_tree() -> None:
     """However long the text is that runs through one tree, the lane has no more of it than is ahead."""
     clock, own = VirtualClock(), VirtualClock()
     target = synthetic_target()
-    drafter = ModelDrafter(PacedDecoder(synthetic_drafter(1.0), lambda fed, rows: 1.0, own.sleep, own), VOCAB_SIZE)
+    drafter = ModelDrafter(PacedDecoder(synthetic_drafter(1.0), lambda fed, rows: 1.0, own), VOCAB_SIZE)
     ahead = LaneDrafter(drafter, VirtualLane("drafter", clock, own), True)
     sampler, request = GumbelSampler(SamplingParams()), DraftRequest(4, is_ahead=True, min_tokens=4)
     tokens = PROMPT

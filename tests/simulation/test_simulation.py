@@ -2,18 +2,16 @@ import json
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 
 import numpy as np
 import pytest
+from real_pace import real_devices
 
 from edgespec.cli.main import main
-from edgespec.draft.lanes import ThreadLane
 from edgespec.simulation.machines import Machine
 from edgespec.simulation.recording import RecordedRound, Recording
 from edgespec.simulation.schedules import (
     SCHEDULES,
-    Devices,
     Scenario,
     Speed,
     best_possible,
@@ -125,7 +123,7 @@ def test_real_threads_keep_virtual_time() -> None:
             machine = Machine(target_s=target_s, draft_s=target_s / 5, ratios=(1, 1.03))
             each = Scenario(machine=machine, acceptance=0.8, draft_length=3, num_tokens=60)
             virtual = run_one(each, schedule, virtual_devices()).tokens_per_second
-            devices = Devices(perf_counter, ThreadLane("drafter"), perf_counter)
+            devices = real_devices()
             share = run_one(each, schedule, devices).tokens_per_second / virtual
             assert share < 1.1
             if share > 0.6:

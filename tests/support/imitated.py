@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from real_pace import RealPacedDecoder
 
 from edgespec.decoding.decoder import Decoder, Pass, Rows
 from edgespec.errors import DeviceUnavailable
@@ -15,7 +16,6 @@ from edgespec.runtimes.plugins import Missing
 from edgespec.runtimes.probe import DeviceProbe
 from edgespec.setup import auto_devices, device_choice, open_model
 from edgespec.setup.profile import DrafterProfile, Profile
-from edgespec.simulation.synthetic import PacedDecoder
 
 CPU = find_device("cpu")
 GPU = Device("webgpu", "WebGpuExecutionProvider", kind="gpu", hardware="an imitation")
@@ -23,7 +23,7 @@ _PROCESSOR = SimpleNamespace(device=SimpleNamespace(type="OrtHardwareDeviceType.
 EMULATOR = replace(GPU, handles=(_PROCESSOR,))
 
 
-class SteadyDecoder(PacedDecoder):
+class SteadyDecoder(RealPacedDecoder):
     """A pass that ends late, as on a busy machine, shortens none that follow: what is measured is the fastest.
 
     Where nothing is measured, passes end as soon as their rows are there.
