@@ -173,23 +173,12 @@ def _keep(
 Floats = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingRule:
-    """How a correction is trained; docs/log/training.md has what was compared.
-
-    rate: Of a step, before Adagrad divides it.
-    decay: Share of a bias that a step takes away.
-    """
-
-    rate: float = 0.3
-    decay: float = 1e-4
-    num_epochs: int = 4
-    batch_rows: int = 32
+# docs/log/training.md has what was compared.
+_RATE, _DECAY = 0.3, 1e-4  # of a step, before Adagrad divides it; the share of a bias that it takes away
+_NUM_EPOCHS, _BATCH_ROWS = 4, 32
 
 
-def train_correction(
-    rows: VerifiedRows, num_columns: int, rule: TrainingRule
-) -> Generator[None, None, Correction]:
+def train_correction(rows: VerifiedRows, num_columns: int) -> Generator[None, None, Correction]:
     """Train on verified rows, in steps of about a millisecond; the generator returns the correction."""
     # Empty places of a row count as its first column; their gradient is zero.
     columns = np.where(rows.columns < 0, rows.columns[:, :1], rows.columns)
@@ -197,17 +186,17 @@ def train_correction(
     at = at.reshape(len(rows), 2, -1)
     biases, squares = np.zeros(len(places), np.float32), np.full(len(places), 1e-6, np.float32)
     order = np.random.default_rng(0)
-    for _ in range(rule.num_epochs):
+    for _ in range(_NUM_EPOCHS):
         shuffled = order.permutation(len(rows))
-        for start in range(0, len(rows), rule.batch_rows):
+        for start in range(0, len(rows), _BATCH_ROWS):
             yield
-            batch = shuffled[start : start + rule.batch_rows]
+            batch = shuffled[start : start + _BATCH_ROWS]
             changed, which = np.unique(at[batch], return_inverse=True)
             by_row = _gradients(rows, batch, biases[at[batch]].sum(axis=1))
             gradients = np.bincount(which.ravel(), np.stack([by_row, by_row], axis=1).ravel())
             squares[changed] += gradients**2
-            kept = (1 - rule.decay) * biases[changed]
-            biases[changed] = kept - rule.rate * gradients / np.sqrt(squares[changed])
+            kept = (1 - _DECAY) * biases[changed]
+            biases[changed] = kept - _RATE * gradients / np.sqrt(squares[changed])
     return Correction(places=places, biases=biases, num_columns=num_columns)
 
 

@@ -8,7 +8,7 @@ from weakref import ReferenceType, ref
 from edgespec.decoding.decoder import CorrectableHead
 from edgespec.draft.learned_head import LearnedHead
 from edgespec.draft.quarantine import describe_error
-from edgespec.draft.verified_rows import AnswerLog, TrainingRule, train_correction, verify_rows
+from edgespec.draft.verified_rows import AnswerLog, train_correction, verify_rows
 from edgespec.setup.learned_file import LearnedFile
 from edgespec.setup.open_model import ModelFolder
 from edgespec.setup.resolve import Chain
@@ -33,7 +33,7 @@ class HeadLearner:
 
     def __init__(self, file: LearnedFile, report: Report = lambda line: None) -> None:
         """Read what was learned earlier; a file that cannot be used is reported."""
-        self._file, self._rule, self.folder = file, TrainingRule(), file.head
+        self._file, self.folder = file, file.head
         self._head: ReferenceType[CorrectableHead] | None = None
         self.learned: LearnedHead | None = file.read(report)
         self._num_unwritten = 0  # rows
@@ -73,7 +73,7 @@ class HeadLearner:
         learned, head = self.learned, self.head
         if learned is None or head is None or learned.candidate or learned.num_new < _FEWEST_NEW:
             return
-        steps = train_correction(learned.rows, head.num_columns, self._rule)
+        steps = train_correction(learned.rows, head.num_columns)
         while not cancel.is_set():
             try:
                 next(steps)

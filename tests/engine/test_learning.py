@@ -13,7 +13,7 @@ import tiny_heads
 
 from edgespec import Engine, load
 from edgespec.cli.main import main
-from edgespec.draft.verified_rows import TrainingRule
+from edgespec.draft import verified_rows
 from edgespec.engine import idle_learner
 from edgespec.engine.idle_learner import IdleLearner
 from edgespec.errors import UsageError
@@ -45,7 +45,8 @@ def plain(pair: Path) -> list[tuple[int, ...]]:
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle_learner, "_FEWEST_NEW", 100)
-    monkeypatch.setattr(idle_learner, "TrainingRule", lambda: TrainingRule(rate=1.0, num_epochs=8))
+    monkeypatch.setattr(verified_rows, "_RATE", 1.0)
+    monkeypatch.setattr(verified_rows, "_NUM_EPOCHS", 8)
 
 
 def learning(pair: Path, tmp_path: Path, **options: Any) -> Callable[..., Engine]:

@@ -7,7 +7,7 @@ import pytest
 from made_rows import NUM_COLUMNS, made_rows
 
 from edgespec.draft.learned_head import LearnedHead, ShadowCount, ShadowTrial
-from edgespec.draft.verified_rows import TrainingRule, train_correction
+from edgespec.draft.verified_rows import train_correction
 from edgespec.errors import UsageError
 from edgespec.setup.learned_file import LearnedFile, require_domain
 from edgespec.setup.pair import learned_files
@@ -22,7 +22,7 @@ def head(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def learned() -> LearnedHead:
     _, rows = made_rows(80, 0)
-    steps = train_correction(rows, NUM_COLUMNS, TrainingRule(num_epochs=1))
+    steps = train_correction(rows, NUM_COLUMNS)
     while True:
         try:
             next(steps)
