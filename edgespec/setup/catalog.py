@@ -187,8 +187,6 @@ class KnownDrafter:
     way: text, of any answer; self, an export of the target with fewer layers; train, by edgespec train; mtp,
         layers of the target's own checkpoint; or import, from the hub.
     targets: Plain names of the targets that it was made for; * stands for any text.
-    family: The family of these targets, as export names it; empty for any.
-    format: As export names it; empty where nothing is imported.
     num_weights: To download and to keep. None where that is not known.
     num_read: Weights that are read in a pass of the drafter, with those that it takes from its target.
     tokens_at_once: How many tokens it drafts in a pass.
@@ -199,8 +197,6 @@ class KnownDrafter:
     kind: Kind
     way: Way
     targets: tuple[str, ...]
-    family: str = ""
-    format: str = ""
     num_weights: int | None = None
     num_read: int | None = None
     tokens_at_once: int = 1

@@ -1,12 +1,10 @@
-"""The table of known drafters, against the formats that are read, the families that are exported, and shapes."""
+"""The table of known drafters, against shapes, reports and the page of heads."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from edgespec.export.families import FAMILIES
-from edgespec.export.heads.dialects import DIALECTS
 from edgespec.setup.catalog import CATALOG, KnownDrafter, known_drafters, plain_name
 from edgespec.setup.drafting_target import ExportSource, find_export_source
 from edgespec.setup.home import ModelHome
@@ -22,12 +20,7 @@ def name_of(known: KnownDrafter) -> str:
 
 
 @pytest.mark.parametrize("known", IMPORTED, ids=name_of)
-def test_what_is_imported_is_of_a_format_that_is_read_and_for_a_family_that_is_exported(
-    known: KnownDrafter,
-) -> None:
-    assert known.format in {dialect.name for dialect in DIALECTS} | {"PARD"}
-    assert (known.format == "PARD") == (known.kind == "model")
-    assert known.family in FAMILIES
+def test_what_is_imported_is_on_the_hub_and_on_the_page_of_heads(known: KnownDrafter) -> None:
     found = parse_hub_id(known.name)
     assert found is not None
     assert found.choice is None
