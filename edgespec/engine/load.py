@@ -32,6 +32,8 @@ from edgespec.engine.request import advice_of
 from edgespec.engine.target_caches import TargetCaches
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted, ModelError, UsageError, in_python
 from edgespec.memory.estimate import FORESEEN_TOKENS
+from edgespec.memory.free_memory import HOST
+from edgespec.memory.huge_pages import move_to_huge_pages
 from edgespec.setup.measure import complete_profile
 from edgespec.setup.open_model import known_stats, open_model, read_chat_template, read_tokenizer
 from edgespec.setup.planner import ScheduleChoice, branching_cost
@@ -213,6 +215,7 @@ def open_engine(setup: Setup) -> Engine:
             name = engine.manifest.name
             setup.wish.report(f"{name} has no chat template: it continues your text, and may not answer it")
         drafters.pool.watch_while_idle()
+        move_to_huge_pages(setup.memory.needed.get(HOST, 0))
         undone.pop_all()  # the engine closes them from here on
         return engine
 
