@@ -7,6 +7,7 @@ Format: the safetensors README.
 
 import json
 import math
+import re
 import stat
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -96,15 +97,19 @@ def read_tensors(
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a model. Raises SourceError: There are none, or one is missing.
 
-    model.safetensors is all of it where the index does not name it, which is then one of earlier weights.
+    model.safetensors is all of it where the index does not name it, which is then one of earlier weights. Without
+    either a file of any name is, if there is but one.
     """
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if not index.exists():
         if not single.exists():
-            if parts := sorted(path.name for path in folder.glob("*.safetensors")):
+            others = (path for path in folder.glob("*.safetensors") if path.name != "adapter_model.safetensors")
+            if parts := sorted(others):
+                if len(parts) == 1 and re.search("-of-(?!0*1[.])", parts[0].name) is None:
+                    return parts
                 raise SourceError(
-                    f"{folder} has {parts[0]}, but no model.safetensors.index.json, which lists the weights of "
-                    "all parts; fetch it too"
+                    f"{folder} has {parts[0].name}, but no model.safetensors.index.json, which lists the weights "
+                    "of all parts; fetch it too"
                 )
             advice = advise_gguf(folder) or "weights of .bin and .pt are not read, since loading them runs code"
             if any(folder.rglob("*.onnx")):

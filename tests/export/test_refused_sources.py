@@ -252,6 +252,17 @@ def test_an_index_that_does_not_name_the_single_file_is_of_earlier_weights(folde
         assert weight_files(folder) == files
 
 
+def test_a_single_file_of_weights_may_have_another_name_but_that_of_a_part(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    (folder / "adapter_model.safetensors").touch()
+    for name in ("gptq_model-4bit-128g.safetensors", "model-00001-of-00001.safetensors"):
+        weights = weights.rename(folder / name)
+        assert weight_files(folder) == [weights]
+    weights.rename(folder / "model-00001-of-00010.safetensors")
+    with pytest.raises(SourceError, match=r"has model-00001-of-00010.safetensors, but no model.safetensors.index"):
+        weight_files(folder)
+
+
 def write_sized(folder: Path, heads: int, kv_heads: int, head_dim: int) -> None:
     """Write a folder whose attention has other sizes."""
     rows = {"q": heads * head_dim, "k": kv_heads * head_dim, "v": kv_heads * head_dim}
