@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.engine.pair_check import check_pair
     from edgespec.engine.pair_export import PairHalf, add_forms, export_pair, plan_pair, usual_added_precision
     from edgespec.engine.plan import plan_document, rank_for_model
-    from edgespec.engine.preset_defaults import Preset, by_preset, check_preset, follow_preset
+    from edgespec.engine.preset_defaults import Preset, begin_anew, by_preset, check_preset, follow_preset
     from edgespec.engine.reasoning import ReasoningStream, has_spent, split_reasoning
     from edgespec.engine.request import (
         AnswerOptions,
@@ -169,7 +169,7 @@ _MODULES = {
     "engine.pair_check": "check_pair",
     "engine.pair_export": "PairHalf add_forms export_pair plan_pair usual_added_precision",
     "engine.plan": "plan_document rank_for_model",
-    "engine.preset_defaults": "Preset by_preset check_preset follow_preset",
+    "engine.preset_defaults": "Preset begin_anew by_preset check_preset follow_preset",
     "engine.reasoning": "ReasoningStream has_spent split_reasoning",
     "engine.request": "AnswerOptions Drafting require_embedding_model require_format require_writer",
     "engine.tool_process": "ToolProcess cut_result",

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from edgespec import EdgeSpecError, ModelHome, Transcript, UsageError
+from edgespec import EdgeSpecError, ModelHome, Transcript, UsageError, begin_anew
 from edgespec.chat.attachments import brief_message, split_message
 from edgespec.chat.clipboard import copy, text_to_copy
 from edgespec.chat.command import (
@@ -305,9 +305,9 @@ def _tools(session: ChatSession, argument: str) -> None:
     session.info("\n".join(session.tools.lines()))
 
 
-@_command("clear", Argument.NONE, "start a new conversation; the system message stays")
+@_command("clear", Argument.NONE, "start a new conversation; the system message and a preset's examples stay")
 def _clear(session: ChatSession, argument: str) -> None:
-    session.conversation.clear()
+    begin_anew(session.conversation)
     session.start_new_file()
     session.info("a new conversation begins")
 

@@ -71,9 +71,17 @@ def opened(prompt: Prompt, options: AnswerSettings, preset: Preset | None) -> tu
 def begin_chat(talk: "Conversation", preset: Preset | None) -> "Conversation":
     """A new conversation with the system message of a preset, unless it has one, and its examples."""
     if preset is not None:
-        own = _system_of(preset.system if talk.system is None else talk.system)
-        talk.restore(Transcript(messages=(*own, *parse_messages(preset.messages))))
+        if talk.system is None:
+            talk.system = preset.system
+        begin_anew(talk)
     return talk
+
+
+def begin_anew(talk: "Conversation") -> None:
+    """Forget all of a conversation but its system message and the examples of its engine's preset."""
+    preset = talk.engine.preset
+    examples = parse_messages(preset.messages if preset else ())
+    talk.restore(Transcript(messages=(*_system_of(talk.system), *examples)))
 
 
 def follow_preset(talk: "Conversation", before: Preset | None) -> bool:
@@ -92,7 +100,7 @@ def follow_preset(talk: "Conversation", before: Preset | None) -> bool:
     said, wanted = (parse_messages(each.messages if each else ()) for each in (before, after))
     if [*messages_of(talk.rounds)] != said:
         return not wanted
-    talk.restore(Transcript(messages=(*_system_of(talk.system), *wanted)))
+    begin_anew(talk)
     return True
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rule_chat import RuleEngine
 from scripted import scripted_engine
 
-from edgespec import Message, ModelError, SamplingParams, UsageError, load
+from edgespec import Message, ModelError, Preset, SamplingParams, UsageError, load
 from edgespec.chat.clipboard import code_blocks, find_commands, osc52, text_to_copy
 from edgespec.chat.command import NOTHING, is_command, split_command, unescape_message
 from edgespec.chat.commands import COMMANDS, run_command
@@ -808,6 +808,20 @@ def test_an_end_mark_that_an_answer_is_given_to_begin_with_is_not_shown(
     for begun in (*open_texts, "<think>\n</think>\n\nFour", "<think>so", "Four", "\n", "<"):
         _print_chunks(session, [Chunk(text=".", token_ids=())], begun=begun)
     assert were_open == [True, True, True, *[False] * 5]
+
+
+def test_a_new_conversation_begins_with_the_examples_of_the_preset(tmp_path: Path) -> None:
+    session, example = ruled(tmp_path, {"hi": ["Ho."]}), ({"role": "user", "content": "a"},)
+    examples = (*example, {"role": "assistant", "content": "b"})
+    session.engine.preset = Preset(name="poet", model="rule", options={"system": "In verse."}, messages=examples)
+    output(session, "/system In prose.")
+    output(session, "/clear")
+    assert answer(session, "hi") == "Ho."
+    said = [message.content for message in session.conversation.messages]
+    assert said == ["In prose.", "a", "b", "hi", "Ho."]
+    output(session, "/system -")
+    output(session, "/clear")
+    assert [message.content for message in session.conversation.messages] == ["a", "b"]
 
 
 def test_one_message_is_counted_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
