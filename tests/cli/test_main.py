@@ -721,7 +721,7 @@ def test_a_model_calls_a_tool_that_is_allowed(
     asked = ["chat", tiny_model, "--prompt", "Rain?", "--tools", tmp_path / "tools.py"]
     code, out, err = run(capsys, *asked, "--allow", "weather")
     assert (code, out) == (0, "No rain.\n")
-    assert 'the model calls weather(city="Rome")\nit gave: sunny in Rome' in err
+    assert 'the model calls weather(city="Rome")\nresult: sunny in Rome' in err
     code, out, err = run(capsys, *asked, "--json")
     assert json.loads(out)["text"] == "Refused."
     assert json.loads(out)["tool_calls"][0]["result"].startswith("This call was not run")
