@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -139,7 +140,7 @@ def explain_errors(repository: str, revision: str) -> Iterator[None]:
         raise ModelError(f"the hub refuses {repository} ({reason}); try again later") from None
     except (EdgeSpecError, OSError, AttributeError, KeyError, TypeError, ValueError):
         raise
-    except Exception as error:  # from the HTTP library, which is httpx or httpx2
+    except Exception as error:  # from the HTTP library: requests, httpx or httpx2
         raise ModelError(
             f"the connection to the hub broke on {repository} ({type(error).__name__}); check the network"
         ) from None
@@ -159,6 +160,7 @@ def _part_of(path: Path) -> Path:
 PART = ".part"
 """Ends the name of what is here of a file that is not fetched whole."""
 _STALL_S = 20.0
+_CHUNK_BYTES = 1 << 16
 _PAUSE_S = 1.0
 _TRIES = 4  # in a row that bring no byte
 _NOT_SATISFIABLE = 416
@@ -259,14 +261,20 @@ def _read_body(url: str, num_held: int, stop: int | None) -> Iterator[tuple[int,
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
     if num_held or stop is not None:
         headers["Range"] = f"bytes={num_held}-{'' if stop is None else stop - 1}"
+    session: Any = get_session()  # of requests, before huggingface_hub 1.0
+    stream = getattr(session, "stream", None) or partial(session.request, stream=True)
     try:
-        with get_session().stream("GET", url, headers=headers, timeout=_STALL_S) as response:
-            if response.is_error:
+        with stream("GET", url, headers=headers, timeout=_STALL_S) as response:
+            if response.status_code >= 400 and hasattr(response, "read"):
                 response.read()
             hf_raise_for_status(response)
             is_rest = response.headers.get("Content-Range", "").startswith(f"bytes {num_held}-")
             position = num_held if is_rest else 0
-            for chunk in response.iter_bytes():  # chunks of a fixed size would lose the bytes before a cut
+            # Chunks of a fixed size lose the bytes before a cut; requests has no others.
+            chunks = (
+                response.iter_bytes() if hasattr(response, "iter_bytes") else response.iter_content(_CHUNK_BYTES)
+            )
+            for chunk in chunks:
                 yield position, chunk
                 position += len(chunk)
     except HfHubHTTPError as error:
@@ -275,7 +283,7 @@ def _read_body(url: str, num_held: int, stop: int | None) -> Iterator[tuple[int,
         if error.response.status_code == _NOT_SATISFIABLE:
             yield 0, b""  # the bytes held do not belong to this file: start over
         raise _Interrupted(f"the hub answers with {error.response.status_code}") from None
-    except Exception as error:  # from the HTTP library, which is httpx or httpx2
+    except Exception as error:  # from the HTTP library: requests, httpx or httpx2
         raise _Interrupted(f"{type(error).__name__} {error}".strip()) from None
 
 

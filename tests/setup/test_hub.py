@@ -8,11 +8,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from urllib.request import Request, urlopen
 
 import huggingface_hub.constants
 import made_heads
@@ -34,7 +37,7 @@ from edgespec.setup.home import ModelHome
 from edgespec.setup.inventory import Inventory
 from edgespec.setup.open_model import open_decoder
 from edgespec.setup.pair import write_pair
-from edgespec.setup.repository import HubId
+from edgespec.setup.repository import HubId, RemoteFile
 from edgespec.setup.resolve import compare_devices
 from edgespec.setup.snapshot import HubFolder, LocalSource
 from edgespec.setup.wish import Wish
@@ -848,6 +851,29 @@ def test_server_without_ranges_starts_anew(hub: FakeHub, one_file: HubId, tmp_pa
     hub.knows_ranges = False
     hub.faults["m.gguf"] = [("cut", 9000)]
     assert get(tmp_path, one_file).path.read_bytes() == LARGE
+
+
+@pytest.mark.usefixtures("one_file")
+def test_huggingface_hub_before_1_0_fetches_too(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which transformers 4 needs: its sessions are those of requests, imitated here."""
+
+    @contextmanager
+    def request(method: str, url: str, *, headers: dict[str, str], timeout: float, stream: bool) -> Iterator[Any]:
+        with urlopen(Request(url, headers=headers, method=method), timeout=timeout) as reply:
+            yield SimpleNamespace(
+                status_code=reply.status,
+                headers=reply.headers,
+                raise_for_status=lambda: None,
+                iter_content=lambda size: iter(partial(reply.read, size), b""),
+            )
+
+    monkeypatch.setattr("huggingface_hub.utils.get_session", lambda: SimpleNamespace(request=request))
+    file = RemoteFile(name="m.gguf", bytes=len(LARGE), digest=hashlib.sha256(LARGE).hexdigest())
+    url = edgespec.setup.hub.file_url("org/g", hub.branches["org/g"]["main"], file.name)
+    edgespec.setup.hub.download(url, file, tmp_path / file.name, print)
+    assert (tmp_path / file.name).read_bytes() == LARGE
 
 
 def test_range_that_is_past_the_end_starts_anew(hub: FakeHub, one_file: HubId, tmp_path: Path) -> None:
