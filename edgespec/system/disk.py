@@ -101,7 +101,7 @@ def install_folder(folder: Path, place: Path) -> None:
     for path in folder.iterdir():
         sync(path)
     sync(folder)
-    os.rename(folder, place)
+    take_place(folder, place)
     sync(place.parent)
 
 
@@ -165,11 +165,11 @@ def put_aside(path: Path) -> Path:
 
 
 def take_place(new: Path, path: Path) -> None:
-    """Give a new file the name of another, which it replaces; on Windows nobody may have that one open.
+    """Give a new file or folder its name, and replace the file of that name; on Windows nobody may have them open.
 
-    Other programs, such as one that looks for viruses, have files open for moments there.
+    Other programs, such as one that looks for viruses, have new files open for moments there.
     """
-    for wait_s in (0.01, 0.05, 0.2, 0.5):
+    for wait_s in (0.01, 0.05, 0.2, 0.5, 1.0, 2.0):
         try:
             os.replace(new, path)
             return

@@ -66,8 +66,8 @@ STAGES = {
     "hashing": (lambda: before(output_module, "file_record"), False),
     "manifest": (lambda: before(output_module, "write_manifest"), False),
     "written": (lambda: after(output_module, "write_manifest"), False),
-    "renaming": (lambda: before(os, "rename"), False),
-    "renamed": (lambda: after(os, "rename"), True),
+    "renaming": (lambda: before(os, "replace"), False),
+    "renamed": (lambda: after(os, "replace"), True),
 }
 for stage, (prepare, is_whole) in STAGES.items():
     assert exporting(prepare) == signal.SIGKILL, stage
@@ -164,7 +164,7 @@ def test_everything_reaches_the_disk_before_the_folder_gets_its_name(
     tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[tuple[str, str]] = []
-    fsync, rename, open_ = os.fsync, os.rename, os.open
+    fsync, replace, open_ = os.fsync, os.replace, os.open
     names: dict[int, str] = {}
 
     def opened(path: object, *settings: int) -> int:
@@ -174,11 +174,17 @@ def test_everything_reaches_the_disk_before_the_folder_gets_its_name(
 
     monkeypatch.setattr(edgespec.system.disk.os, "open", opened)
     monkeypatch.setattr(os, "fsync", lambda handle: (done.append(("sync", names[handle])), fsync(handle)))
-    monkeypatch.setattr(os, "rename", lambda old, new: (done.append(("rename", Path(new).name)), rename(old, new)))
+
+    def take_name(old: Path, new: Path) -> None:
+        if Path(new).name == "out":
+            done.append(("name", "out"))
+        replace(old, new)
+
+    monkeypatch.setattr(os, "replace", take_name)
     manifest = export_model(tiny_gguf, tmp_path / "out")
     files = {("sync", name) for name in [*manifest.files, "edgespec.json"]}
     assert set(done[: len(files)]) == files
-    assert done[len(files) :] == [("sync", ".out.partial"), ("rename", "out"), ("sync", tmp_path.name)]
+    assert done[len(files) :] == [("sync", ".out.partial"), ("name", "out"), ("sync", tmp_path.name)]
 
 
 def test_dangling_link_in_the_way_is_seen_before_the_work(tiny_gguf: Path, tmp_path: Path) -> None:
@@ -227,7 +233,7 @@ WRITES = {
     "texts": "pathlib.Path.write_text",
     "manifest": "edgespec.export.output.write_manifest",
     "to the disk": "os.fsync",
-    "name": "os.rename",
+    "name": "os.replace",
 }
 
 

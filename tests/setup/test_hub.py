@@ -876,6 +876,23 @@ def test_huggingface_hub_before_1_0_fetches_too(
     assert (tmp_path / file.name).read_bytes() == LARGE
 
 
+def test_a_download_that_a_virus_scanner_reads_on_windows_is_tried_again(
+    hub: FakeHub, one_file: HubId, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_, num_failing = os.replace, [3]
+
+    def replace(part: Path, path: Path) -> None:
+        if str(part).endswith(".part") and num_failing[0]:
+            num_failing[0] -= 1
+            raise PermissionError(13, "it is open")
+        replace_(part, path)
+
+    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr(edgespec.system.disk, "sleep", lambda seconds: None)
+    monkeypatch.setattr("edgespec.system.disk.sys", SimpleNamespace(platform="win32"))
+    assert get(tmp_path, one_file).path.read_bytes() == LARGE
+
+
 def test_range_that_is_past_the_end_starts_anew(hub: FakeHub, one_file: HubId, tmp_path: Path) -> None:
     hub.faults["m.gguf"] = [("cut", 9000), 416]
     assert get(tmp_path, one_file).path.read_bytes() == LARGE

@@ -3,6 +3,7 @@
 import os
 import stat
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from edgespec.cli.chat import _log_rounds
 from edgespec.errors import UsageError
 from edgespec.system import disk
-from edgespec.system.disk import replace_file
+from edgespec.system.disk import install_folder, replace_file
 
 unix_only = pytest.mark.skipif(
     sys.platform == "win32", reason="needs file modes, links and pipes, which Windows lacks"
@@ -89,25 +90,46 @@ def test_a_pipe_that_nobody_reads_is_not_waited_for(tmp_path: Path) -> None:
         _log_rounds(pipe)
 
 
+def open_elsewhere(monkeypatch: pytest.MonkeyPatch, num_failing: int) -> None:
+    """The next attempts to rename something fail, as on Windows where another program has it open."""
+    failures = [*range(num_failing)]
+
+    def failing(rename: Callable[[Path, Path], None]) -> Callable[[Path, Path], None]:
+        def call(new: Path, place: Path) -> None:
+            if failures:
+                failures.pop()
+                raise PermissionError(13, "it is open")
+            rename(new, place)
+
+        return call
+
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(os, name, failing(getattr(os, name)))
+    monkeypatch.setattr(disk, "sleep", lambda seconds: None)
+
+
 @pytest.mark.parametrize(("platform", "num_failing", "is_written"), [
     ("win32", 3, True), ("win32", 9, False), ("linux", 1, False),
 ])  # fmt: skip
 def test_a_file_that_another_program_has_open_on_windows_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str, num_failing: int, is_written: bool
 ) -> None:
-    path, failures, replaced = tmp_path / "file", [*range(num_failing)], os.replace
-
-    def replace(new: Path, place: Path) -> None:
-        if failures:
-            failures.pop()
-            raise PermissionError(13, "it is open")
-        replaced(new, place)
-
+    path = tmp_path / "file"
     path.write_bytes(b"old")
-    monkeypatch.setattr(os, "replace", replace)
+    open_elsewhere(monkeypatch, num_failing)
     monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr(disk, "sleep", lambda seconds: None)
     with nullcontext() if is_written else pytest.raises(PermissionError):
         replace_file(path, b"new")
     assert path.read_bytes() == (b"new" if is_written else b"old")
     assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_folder_that_a_virus_scanner_reads_on_windows_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "weights").write_bytes(b"x")
+    open_elsewhere(monkeypatch, num_failing=5)
+    monkeypatch.setattr(sys, "platform", "win32")
+    install_folder(tmp_path / "new", tmp_path / "model")
+    assert (tmp_path / "model" / "weights").read_bytes() == b"x"
