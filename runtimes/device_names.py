@@ -10,25 +10,15 @@ from difflib import get_close_matches
 from typing import Any, Literal, cast
 
 from edgespec.errors import DeviceUnavailable, UsageError
+from edgespec.system.tables import read_table
 
 Kind = Literal["cpu", "gpu", "npu"]
 
-# What each provider's devices are; the fastest kind first where there are several.
-KINDS: dict[str, tuple[Kind, ...]] = {
-    "cpu": ("cpu",),
-    "cuda": ("gpu",),
-    "coreml": ("npu",),
-    "directml": ("gpu",),
-    "webgpu": ("gpu",),
-    "openvino": ("npu", "gpu", "cpu"),
-    "qnn": ("npu",),
-    "tensorrt-rtx": ("gpu",),
-}
-# The order in which a kind is looked for.
-BY_KIND: dict[str, tuple[str, ...]] = {
-    "gpu": ("cuda", "tensorrt-rtx", "webgpu", "directml"),
-    "npu": ("qnn", "openvino"),
-}
+_TABLE = read_table(__file__, "devices.toml")
+DEVICES: dict[str, dict[str, Any]] = _TABLE["devices"]
+KINDS: dict[str, tuple[Kind, ...]] = {name: each["kinds"] for name, each in DEVICES.items()}
+BY_KIND: dict[str, tuple[str, ...]] = _TABLE["by_kind"]
+LIBRARIES: dict[str, str] = _TABLE["libraries"]
 _NAME = re.compile(r"([a-z-]+)(?::(cpu|gpu|npu))?(?::([0-9]{1,3}))?")
 
 

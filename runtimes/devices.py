@@ -9,14 +9,21 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 
 from edgespec.errors import DeviceUnavailable
 from edgespec.memory.device_memory import Nvidia, read_nvidia_driver
 from edgespec.runtimes import cuda
-from edgespec.runtimes.device_names import BY_KIND, KINDS, DeviceName, format_device_name, parse_device_name
+from edgespec.runtimes.device_names import (
+    BY_KIND,
+    DEVICES,
+    KINDS,
+    DeviceName,
+    format_device_name,
+    parse_device_name,
+)
 from edgespec.runtimes.device_names import Device as Device
 from edgespec.runtimes.hardware import graphics_drivers
 from edgespec.runtimes.plugins import PLUGINS, Missing, list_devices, register_plugin
@@ -28,34 +35,7 @@ _BUILDS = (
     "onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino", "onnxruntime-training",
     "ort-nightly",
 )  # fmt: skip
-
-
-class _BuiltIn(NamedTuple):
-    """A provider that some builds of onnxruntime have, and how to get one on the system that it is for."""
-
-    provider: str
-    platform: str  # as in sys.platform
-    system: str
-    fix: str
-    memory: str = "cpu"
-
-
-_BUILT_IN = {
-    "coreml": _BuiltIn("CoreMLExecutionProvider", "darwin", "macOS", "pip install --force-reinstall onnxruntime"),
-    "directml": _BuiltIn(
-        "DmlExecutionProvider",
-        "win32",
-        "Windows",
-        "pip uninstall -y onnxruntime && pip install onnxruntime-directml",
-        "dml",
-    ),
-}
-PROVIDERS = {
-    "cpu": "CPUExecutionProvider",
-    "cuda": cuda.PROVIDER,
-    **{name: each.provider for name, each in _BUILT_IN.items()},
-    **{plugin.name: plugin.provider for plugin in PLUGINS},
-}
+PROVIDERS: dict[str, str] = {name: each["provider"] for name, each in DEVICES.items()}
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 THREADS_PER_CORE = 4  # more are taken for a mistake
 # Files by which programs reach a GPU or NPU on Linux; nvmap is that of a Jetson, dxg that of WSL.
@@ -205,9 +185,8 @@ def find_devices(provider: str) -> tuple[Device, ...] | Missing:
         driver = read_nvidia_driver()
         missing = cuda.find_missing(driver, available, partial(cuda.opening_problem, ort))
         return missing or _cuda_devices(driver)
-    built_in = _BUILT_IN[provider]
     return find_missing(provider, available, sys.platform) or (
-        Device(provider, built_in.provider, built_in.memory, kind=KINDS[provider][0]),
+        Device(provider, PROVIDERS[provider], DEVICES[provider].get("memory", "cpu"), kind=KINDS[provider][0]),
     )
 
 
@@ -229,12 +208,12 @@ def _cuda_devices(driver: Nvidia | None) -> tuple[Device, ...]:
 
 def find_missing(name: str, available: list[str], platform: str) -> Missing | None:
     """Why a provider that some builds of onnxruntime have is not available; None where it is."""
-    built_in = _BUILT_IN[name]
-    if built_in.provider in available:
+    provider, build = PROVIDERS[name], DEVICES[name]["build"]
+    if provider in available:
         return None
-    if platform != built_in.platform:
-        return Missing(f"it works on {built_in.system} only")
-    return Missing(f"this onnxruntime has no {built_in.provider}, only {', '.join(available)}", built_in.fix)
+    if platform != build["platform"]:
+        return Missing(f"it works on {build['system']} only")
+    return Missing(f"this onnxruntime has no {provider}, only {', '.join(available)}", build["fix"])
 
 
 def request_device(options: Any, device: Device) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from edgespec.errors import DeviceUnavailable
-from edgespec.runtimes.device_names import KINDS, Device, Kind, format_device_name
+from edgespec.runtimes.device_names import DEVICES, KINDS, LIBRARIES, Device, Kind, format_device_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,62 +30,42 @@ class Missing:
 
 _ERROR = 3  # a severity of ONNX Runtime
 _BY_SPEED: tuple[Kind, ...] = ("npu", "gpu", "cpu")
+_Options = tuple[tuple[str, str], ...]
 
 
 class Plugin(NamedTuple):
-    """name: what users call its device. memory: what ONNX Runtime calls the place of its arrays."""
+    """name: what users call its device. memory: what ONNX Runtime calls the place of its arrays.
+
+    driver: How to get what its devices need.
+    """
 
     name: str
     module: str
     provider: str
     package: str
-    memory: str = "cpu"
-    options: tuple[tuple[str, str], ...] = ()
+    driver: str
+    memory: str
+    options: _Options
 
 
-_Options = tuple[tuple[str, str], ...]
-
-
-def _qnn_options(processor: str) -> tuple[tuple[str, str], ...]:
+def _qnn_options(processor: str) -> _Options:
     """On a processor without such an NPU the emulator needs to know which one to imitate."""
     emulated = (("htp_arch", "75"), ("soc_model", "69")) if processor in ("x86_64", "AMD64") else ()
     # By default the CPU turns floats that go in and out into levels, whose cache is the most of them.
     return ("backend_type", "htp"), ("offload_graph_io_quantization", "0"), *emulated
 
 
-PLUGINS = (
-    Plugin("webgpu", "onnxruntime_ep_webgpu", "WebGpuExecutionProvider", "onnxruntime-ep-webgpu", "webgpu"),
-    Plugin("openvino", "onnxruntime_ep_openvino", "OpenVINOExecutionProvider", "onnxruntime-ep-openvino"),
+PLUGINS = tuple(
     Plugin(
-        "qnn",
-        "onnxruntime_qnn",
-        "QNNExecutionProvider",
-        "onnxruntime-qnn",
-        options=_qnn_options(platform.machine()),
-    ),
-    Plugin(
-        "tensorrt-rtx",
-        "onnxruntime_ep_nv_tensorrt_rtx",
-        "NvTensorRTRTXExecutionProvider",
-        "onnxruntime-ep-nv-tensorrt-rtx-cu13",
-        "cuda",
-    ),
+        name=name,
+        provider=each["provider"],
+        memory=each.get("memory", "cpu"),
+        options=_qnn_options(platform.machine()) if name == "qnn" else (),
+        **each["plugin"],
+    )
+    for name, each in DEVICES.items()
+    if "plugin" in each
 )
-
-
-# What brings a library whose name ONNX Runtime's message has.
-_LIBRARIES = {
-    "libvulkan": "install the Vulkan loader (Debian: apt install libvulkan1) and your GPU's Vulkan driver",
-    "libcud": 'pip install "edgespec[cuda]"',
-    "libcublas": 'pip install "edgespec[cuda]"',
-    "GLIBC": "the system's C library is too old for this wheel; use a newer system or an older wheel",
-}
-_DRIVERS = {
-    "webgpu": "install a driver with Vulkan, Direct3D 12 or Metal for your GPU",
-    "openvino": "if this machine has an Intel CPU, GPU or NPU, install Intel's driver for it",
-    "qnn": "if this machine has a Qualcomm NPU, install its driver",
-    "tensorrt-rtx": "if this machine has an NVIDIA RTX GPU, install its driver",
-}
 
 
 def register_plugin(ort: Any, plugin: Plugin) -> tuple[Any, ...] | Missing:
@@ -101,9 +81,7 @@ def register_plugin(ort: Any, plugin: Plugin) -> tuple[Any, ...] | Missing:
     except Exception as error:  # ONNX Runtime has no common base of its own
         if "already registered" not in str(error):  # by another thread, or in vain
             return Missing(f"{plugin.package} does not load: {error}", how_to_load(plugin, str(error)))
-    return _devices(ort, plugin) or Missing(
-        f"{plugin.package} finds no device that it can use", _DRIVERS[plugin.name]
-    )
+    return _devices(ort, plugin) or Missing(f"{plugin.package} finds no device that it can use", plugin.driver)
 
 
 def how_to_load(plugin: Plugin, error: str) -> str:
@@ -113,12 +91,12 @@ def how_to_load(plugin: Plugin, error: str) -> str:
 
 def library_fix(error: str) -> str | None:
     """The command that installs the library that a message misses."""
-    return next((fix for word, fix in _LIBRARIES.items() if word in error), None)
+    return next((fix for word, fix in LIBRARIES.items() if word in error), None)
 
 
 def driver_fix(name: str) -> str | None:
     """The way to install a driver for a device, by its name."""
-    return _DRIVERS.get(name.partition(":")[0])
+    return next((plugin.driver for plugin in PLUGINS if plugin.name == name.partition(":")[0]), None)
 
 
 def _devices(ort: Any, plugin: Plugin) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from edgespec import SamplingParams, TokenIds
+from edgespec.system.tables import read_table
 from edgespec.system.text_files import explain_unreadable, read_text
 from edgespec.system.typed_json import read_lines_as
 
@@ -21,31 +22,9 @@ LONGEST_WRITTEN = _LONGEST_PASSAGE
 _FEWEST, _MOST = 8, 600  # characters of a prompt
 _BEGINNINGS = ("Write", "9", "é", "{")  # of turns, which no tokenizer joins with a template in the same way
 _PASSAGE = "Write a factual paragraph about a topic of your choice."
-_TASKS = (
-    "Summarize the following text in two sentences.\n\n{}",
-    "{}\n\nWrite three questions that this text answers, and answer them.",
-    "Translate into German:\n\n{}",
-    "List the facts in this text as bullet points.\n\n{}",
-    "Rewrite this text for a child of ten years:\n\n{}",
-    "{}\n\nCorrect the style of this text, and give the whole text again.",
-)
-_TASK_BEGINNINGS = (
-    "Translate to French: ",
-    "Translate German to English: ",
-    "Solve this math problem step by step. ",
-    "Answer the question from the text below.\n\n",
-    "Question: ",
-    "Write a Python function that ",
-    "Fix the error in this code:\n\n",
-    "Write a story about ",
-    "Write an email to ",
-    "Extract the names and dates from this text:\n\n",
-    "Explain ",
-    "Why ",
-    "How can I ",
-    "Who was ",
-    "Compare ",
-)
+_TABLE = read_table(__file__, "tasks.toml")
+_TASKS: tuple[str, ...] = _TABLE["tasks"]
+_TASK_BEGINNINGS: tuple[str, ...] = _TABLE["beginnings"]
 _NUM_KINDS, _NUM_PLAIN = 8, 4  # of eight prompts four are plain, three are tasks, and one is a second turn
 
 Turns = list[dict[str, str]]
