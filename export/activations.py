@@ -115,7 +115,7 @@ class ObservedActivations(Activations):
     def encode(self, value: ir.Value) -> ir.Value:
         name = _name(value, len(self.outputs) // 2)
         for kind, end in (("ReduceMin", "low"), ("ReduceMax", "high")):
-            found = ir.Value(name=f"{name}.{end}", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([]))
+            found = ir.val(f"{name}.{end}", ir.DataType.FLOAT, [])
             self.outputs += self._nodes.node(kind, [value], [found], keepdims=0)
         return value
 

@@ -40,7 +40,7 @@ import onnx_ir as ir
 
 from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.layers import LayerWriter
-from edgespec.export.nodes import Graphs, make_output, typed_value
+from edgespec.export.nodes import Graphs, make_output
 from edgespec.export.precision import Rule
 from edgespec.export.static_graph import build_static_graph
 from edgespec.export.tensors import Tensors
@@ -57,13 +57,11 @@ class Variant:
 
     layers: The layers to keep, all unless given (self-speculative drafting: Zhang et al., arXiv:2309.08168).
     head: Role of the head among the tensors.
-    rotates_apart: RotaryEmbedding rotates queries and keys, and not the attention.
     """
 
     layers: tuple[int, ...] | None = None
     head: str = "head"
     has_tree_inputs: bool = False
-    rotates_apart: bool = False
     has_best: bool = False
     hidden_layers: tuple[int, ...] = ()
 
@@ -72,8 +70,7 @@ def build_graph(
     config: DecoderConfig, tensors: Tensors, weights: WeightsFile, rule: Rule, variant: Variant = Variant()
 ) -> ir.Model:
     """Write the weights that the file does not hold yet, and return the graph over it."""
-    trees, apart = variant.has_tree_inputs, variant.rotates_apart
-    write = LayerWriter(config, tensors, weights, rule, has_tree_inputs=trees, rotates_apart=apart)
+    write = LayerWriter(config, tensors, weights, rule, has_tree_inputs=variant.has_tree_inputs)
     return _Decoder(write, variant).build()
 
 
@@ -85,9 +82,9 @@ class _Decoder:
     def build(self) -> ir.Model:
         write, tensors = self.write, self.write.tensors
         config = write.config
-        input_ids = typed_value("input_ids", ir.DataType.INT64, ["batch", "num_tokens"])
-        mask = typed_value("attention_mask", ir.DataType.INT64, ["batch", "total_tokens"])
-        num_logits = typed_value("num_logits_to_keep", ir.DataType.INT64, [1])
+        input_ids = ir.val("input_ids", ir.DataType.INT64, ["batch", "num_tokens"])
+        mask = ir.val("attention_mask", ir.DataType.INT64, ["batch", "total_tokens"])
+        num_logits = ir.val("num_logits_to_keep", ir.DataType.INT64, [1])
         lengths = write.lengths(mask)
         inputs, outputs = [input_ids, mask, num_logits, *write.tree.values()], []
         inputs += [write.recurrence.num_settled] if config.recurrence else []
@@ -184,10 +181,7 @@ def build_graphs(
     variants = {manifest.graph: Variant(hidden_layers=manifest.hidden_layers, head=head, has_best=has_best)}
     if manifest.tree_graph:
         variants[manifest.tree_graph] = Variant(
-            has_tree_inputs=True,
-            rotates_apart=manifest.form == "gpu",
-            has_best=has_best,
-            hidden_layers=manifest.hidden_layers,
+            has_tree_inputs=True, has_best=has_best, hidden_layers=manifest.hidden_layers
         )
     if drafter := manifest.self_drafter:
         head = DRAFT_HEAD if drafter.vocab_subset else "head"

@@ -10,7 +10,7 @@ from edgespec.export.blocks import Floats
 from edgespec.export.decoder_config import DecoderConfig, QueryGrowth
 from edgespec.export.experts import ExpertStack, ExpertsWriter
 from edgespec.export.linear import PartWriter
-from edgespec.export.nodes import Values, typed_value
+from edgespec.export.nodes import Values
 from edgespec.export.precision import Rule
 from edgespec.export.recurrent_graph import RecurrenceWriter
 from edgespec.export.rotary import Rotary
@@ -36,10 +36,9 @@ class LayerWriter(PartWriter):
         rule: Rule,
         *,
         has_tree_inputs: bool = False,
-        rotates_apart: bool = False,
     ) -> None:
         super().__init__(tensors, weights, rule)
-        self.config, self.rotates_apart = config, rotates_apart
+        self.config = config
         self.experts = ExpertsWriter(self.nodes, weights, rule, config.gate_limit)
         self.tables: dict[Rotary, tuple[ir.Value, ir.Value]] = {}
         self.biases: dict[ir.Value, ir.Value] = {}
@@ -47,6 +46,8 @@ class LayerWriter(PartWriter):
         self._scales: ir.Value | None = None
         # GPUs, whose attention without new keys ignores windows in WebGPU, get those of the other layer.
         self.lends_new_keys = not rule.has_fused_products
+        # WebGPU's attention never reads position_ids.
+        self.rotates_apart = has_tree_inputs and not rule.has_fused_products
         self._lent: dict[int, list[ir.Value | None]] = {}
         self.recurrence = RecurrenceWriter(self)
         self.tree = _tree_inputs(self.config) if has_tree_inputs else {}
@@ -63,16 +64,16 @@ class LayerWriter(PartWriter):
             shapes = (1, *kept.state_shape), ("batch", f"rows.{number}", kept.row_width)
             for names, shape in zip((state_names(number), row_names(number)), shapes, strict=True):
                 for side, name in zip(states, names, strict=True):
-                    side.append(typed_value(name, self.type, shape))
+                    side.append(ir.val(name, self.type, shape))
             if not own_layer.has_both:
                 return states
         if tokens := own_layer.convolved:
             (before, own), width = row_names(number), self.config.hidden_size
-            read = typed_value(before, self.type, ("batch", tokens - 1, width))
-            return [read], [typed_value(own, self.type, ("batch", "num_tokens", width))]
+            read = ir.val(before, self.type, ("batch", tokens - 1, width))
+            return [read], [ir.val(own, self.type, ("batch", "num_tokens", width))]
         shape = ("batch", self.config.kv_heads(at), "capacity", self.config.head_size(at))
         past, present = (
-            [typed_value(f"{side}.{number}.{part}", self.type, shape) for part in ("key", "value")]
+            [ir.val(f"{side}.{number}.{part}", self.type, shape) for part in ("key", "value")]
             for side in ("past_key_values", "present")
         )
         return past + states[0], present + states[1]
@@ -366,6 +367,6 @@ def _tree_inputs(config: DecoderConfig) -> dict[str, ir.Value]:
     windows = {layer.sliding_window is not None for layer in config.layers}
     names = {False: "attention_bias", True: "local_attention_bias"}
     shape: list[str | int] = ["batch", 1, "num_tokens", "total_tokens"]
-    biases = [typed_value(names[is_local], ir.DataType.FLOAT, shape) for is_local in sorted(windows)]
-    positions = typed_value("position_ids", ir.DataType.INT64, ["batch", "num_tokens"])
+    biases = [ir.val(names[is_local], ir.DataType.FLOAT, shape) for is_local in sorted(windows)]
+    positions = ir.val("position_ids", ir.DataType.INT64, ["batch", "num_tokens"])
     return {str(value.name): value for value in (positions, *biases)}

@@ -20,11 +20,6 @@ _OPSET = 21  # the first that quantises to 16 bits
 _IR_VERSION = 10
 
 
-def typed_value(name: str, dtype: ir.DataType, shape: Sequence[str | int]) -> ir.Value:
-    """A value of a graph with a type and a shape; sizes that vary have names."""
-    return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
-
-
 def make_output(value: ir.Value, name: str, dtype: ir.DataType, shape: Sequence[str | int]) -> ir.Value:
     """The value itself, with what an output of a graph must state."""
     value.name, value.type, value.shape = name, ir.TensorType(dtype), ir.Shape(shape)
@@ -59,9 +54,7 @@ class Nodes:
     def constant(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
         """A small constant kept in the graph file; there is one for each name."""
         if name not in self._constants:
-            tensor = ir.tensor(array, name=name)
-            self._constants[name] = typed_value(name, tensor.dtype, array.shape)
-            self._constants[name].const_value = tensor
+            self._constants[name] = ir.val(name, const_value=ir.tensor(array, name=name))
         return self._constants[name]
 
     def ints(self, *numbers: int) -> ir.Value:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 
 from edgespec.errors import SourceError
 from edgespec.export.blocks import Bytes, Floats, unpack_pairs
@@ -258,22 +259,13 @@ def _fp4(found: Checkpoint, module: str, packed: StoredIntegers) -> StoredTensor
     return of_floats(f"{module}.weight", packed.path, (rows, columns), values)
 
 
-def _table_of_floats(exponent_bits: int, mantissa_bits: int, bias: int) -> Floats:
-    """The value of each code: a sign, an exponent, a mantissa, and numbers below the smallest exponent."""
-    codes = np.arange(1 << (1 + exponent_bits + mantissa_bits))
-    mantissa = (codes & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
-    exponent = (codes >> mantissa_bits) & ((1 << exponent_bits) - 1)
-    sizes = np.where(exponent == 0, mantissa * 2.0 ** (1 - bias), (1 + mantissa) * 2.0 ** (exponent - bias))
-    return (np.where(codes >> (exponent_bits + mantissa_bits), -sizes, sizes)).astype(np.float32)
+def _values_of_codes(kind: ir.DataType) -> Floats:
+    codes = np.arange(1 << kind.bitwidth, dtype=np.uint8)
+    return codes.view(kind.numpy()).astype(np.float32)
 
 
-_E2M1 = _table_of_floats(2, 1, 1)
-_E4M3 = _table_of_floats(4, 3, 7)
-_E4M3[[0x7F, 0xFF]] = np.nan
-_E5M2 = _table_of_floats(5, 2, 15)
-_E5M2[(np.arange(256) & 0x7C) == 0x7C] = np.nan
-with np.errstate(over="ignore"):
-    _E8M0 = np.exp2(np.arange(256) - 127.0).astype(np.float32)
+_E2M1, _E4M3 = _values_of_codes(ir.DataType.FLOAT4E2M1), _values_of_codes(ir.DataType.FLOAT8E4M3FN)
+_E5M2, _E8M0 = _values_of_codes(ir.DataType.FLOAT8E5M2), _values_of_codes(ir.DataType.FLOAT8E8M0)
 
 
 # FP8 of DeepSeek and Qwen: weight, and weight_scale_inv for blocks of 128 × 128; of others weight_scale for each

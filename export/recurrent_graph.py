@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from edgespec.export.delta import EPS, DeltaRule
 from edgespec.export.mamba import MambaRule
-from edgespec.export.nodes import Values, typed_value
+from edgespec.export.nodes import Values
 from edgespec.manifest.caches import NUM_SETTLED
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class RecurrenceWriter:
 
     def __init__(self, write: "LayerWriter") -> None:
         self._write = write
-        self.num_settled = typed_value(NUM_SETTLED, ir.DataType.INT64, [1])
+        self.num_settled = ir.val(NUM_SETTLED, ir.DataType.INT64, [1])
         self._spans: _Spans | None = None
         self._has_edges = not write.rule.has_fused_products
 

@@ -191,12 +191,12 @@ def _split_gates(path: object, config: DecoderConfig, stored: Tensors, column: i
         name = _TENSOR_NAMES["{i}.q"][column].format(i=i)
         if name in stored:
             both = _require_shape(path, stored[name], (2 * rows, columns))
-            for own, order in zip((name, f"{name}{_GATE}"), _orders_of_gated(config), strict=True):
+            for own, order in zip((name, f"{name}{_GATE}"), orders_of_gated(config), strict=True):
                 apart[own] = replace(both, rows=rows, row_order=order)
     return apart
 
 
-def _orders_of_gated(config: DecoderConfig) -> list[Index]:
+def orders_of_gated(config: DecoderConfig) -> list[Index]:
     """The rows of queries, and those of gates, in a matrix that has both head by head in turn."""
     heads = np.arange(2 * config.num_heads * config.head_dim).reshape(config.num_heads, 2, config.head_dim)
     return [heads[:, at].reshape(-1) for at in range(2)]
@@ -287,7 +287,7 @@ def places(config: DecoderConfig, *, is_gguf: bool) -> dict[str, list[RoleRows]]
             name = family.names.get(f"{{i}}.{kind}", usual)[column].format(i=i)
             found[name] = [RoleRows(f"{i}.{part}", order) for part, order in zip(parts, orders, strict=True)]
     for i in _layers_of(config, "{i}.q") if family.has_delta else ():
-        q, gate = _orders_of_gated(config)
+        q, gate = orders_of_gated(config)
         found[_TENSOR_NAMES["{i}.q"][column].format(i=i)] = [RoleRows(f"{i}.q", q), RoleRows(f"{i}.q_gate", gate)]
     return found
 

@@ -36,7 +36,7 @@ from edgespec.export.activations import (
 )
 from edgespec.export.blocks import Floats
 from edgespec.export.decoder_config import DecoderConfig
-from edgespec.export.nodes import Nodes, Values, make_output, typed_value
+from edgespec.export.nodes import Nodes, Values, make_output
 from edgespec.export.precision import Rule
 from edgespec.export.rotary import Rotary
 from edgespec.export.tensors import StoredTensor, Tensors
@@ -85,15 +85,15 @@ class _StaticDecoder:
         elif self.is_quantised:
             self.activations = ObservedActivations(self.nodes)
         self.rotations: dict[Rotary, tuple[ir.Value, ir.Value]] = {}
-        self.positions = typed_value("position_ids", ir.DataType.INT32, [self.num_tokens])
+        self.positions = ir.val("position_ids", ir.DataType.INT32, [self.num_tokens])
 
     def build(self) -> ir.Model:
         config, width = self.config, self.num_tokens
-        input_ids = typed_value("input_ids", ir.DataType.INT32, [width])
+        input_ids = ir.val("input_ids", ir.DataType.INT32, [width])
         is_local = {layer.sliding_window is not None for layer in config.layers}
         names = {False: "attention_mask", True: "local_attention_mask"}
         sizes = [width, self.capacity + width]
-        masks = {local: typed_value(names[local], self.type, sizes) for local in sorted(is_local)}
+        masks = {local: ir.val(names[local], self.type, sizes) for local in sorted(is_local)}
         inputs, outputs = [input_ids, self.positions, *masks.values()], []
         shown = {local: self._repeat_mask(mask) for local, mask in masks.items()}
 
@@ -104,7 +104,7 @@ class _StaticDecoder:
         cache, cache_type = [config.num_kv_heads, self.capacity, config.head_dim], self.activations.cache_type
         # Sums stay floats: one token of the residual stream can be a thousand times as large as the others.
         for i, layer in enumerate(config.layers):
-            past = [typed_value(f"past_key_values.{i}.{part}", cache_type, cache) for part in ("key", "value")]
+            past = [ir.val(f"past_key_values.{i}.{part}", cache_type, cache) for part in ("key", "value")]
             mask = shown[layer.sliding_window is not None]
             attended, present = self._attention(i, self._norm(x, f"{i}.input_norm"), past, mask)
             attended = self._norm(attended, f"{i}.attended_norm")

@@ -66,7 +66,7 @@ class WeightsFile:
 
     def find(self, name: str) -> ir.Value | None:
         """A new initializer over the array of a name, if there is one; a value belongs to one graph."""
-        return _value(self._written[name]) if name in self._written else None
+        return ir.val(name, const_value=self._written[name]) if name in self._written else None
 
     def initializer(
         self, name: str, dtype: ir.DataType, shape: Iterable[int], offset: int, length: int
@@ -78,13 +78,9 @@ class WeightsFile:
         )
         assert tensor.size * dtype.itemsize == length, f"{name}: {extents} of {dtype} is not {length} bytes"
         self._written[name] = tensor
-        return _value(tensor)
+        return ir.val(name, const_value=tensor)
 
     def _write(self, part: npt.NDArray[np.generic]) -> None:
         self._file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
         self.end += part.nbytes
         self._progress(self.end)
-
-
-def _value(tensor: ir.ExternalTensor) -> ir.Value:
-    return ir.Value(name=tensor.name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)

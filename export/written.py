@@ -19,11 +19,6 @@ import onnx_ir as ir
 from edgespec.export.blocks import Blocks, Floats, unpack_pairs
 from edgespec.export.tensors import CHUNK_WEIGHTS, StoredTensor, Tensors
 
-_NUMPY: dict[ir.DataType, type[np.generic]] = {
-    ir.DataType.FLOAT: np.float32,
-    ir.DataType.FLOAT16: np.float16,
-    ir.DataType.UINT8: np.uint8,
-}
 _STACKS = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 # Of half floats, which round to 1/2048 and below 6e-5 more coarsely.
 _HALF_ERROR = 2e-3
@@ -50,10 +45,7 @@ class _Stored:
         count = max(0, (stop - start - 1) * self.stride + 1) * self.row_bytes
         raw = np.fromfile(self.path, np.uint8, count, offset=self.offset + start * self.stride * self.row_bytes)
         assert raw.size == count, f"{self.path} ends within an array"
-        raw = np.ascontiguousarray(raw.reshape(-1, self.row_bytes)[:: self.stride])
-        if self.dtype == ir.DataType.BFLOAT16:
-            return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
-        return raw.view(_NUMPY[self.dtype])
+        return np.ascontiguousarray(raw.reshape(-1, self.row_bytes)[:: self.stride]).view(self.dtype.numpy())
 
     def skip(self, rows: int) -> "_Stored":
         return replace(self, offset=self.offset + rows * self.stride * self.row_bytes)

@@ -22,9 +22,9 @@ from edgespec.export.heads.eagle import recurrent_head
 from edgespec.export.heads.head_source import Dialect, HeadPlan, HeadSource, nested
 from edgespec.export.heads.head_tensors import Reader, require_hidden_size, require_shapes
 from edgespec.export.layers import LayerWriter, Lengths
-from edgespec.export.nodes import Graphs, Values, make_output, typed_value
+from edgespec.export.nodes import Graphs, Values, make_output
 from edgespec.export.precision import Rule
-from edgespec.export.roles import LAYER_TENSORS, PARTS
+from edgespec.export.roles import LAYER_TENSORS, PARTS, layer_shapes
 from edgespec.export.settings import SourceSettings
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor, Tensors
@@ -73,11 +73,11 @@ class _AssistantWriter:
     def build(self) -> ir.Model:
         write, op, shape, tensors = self.write, self.op, self.shape, self.write.tensors
         parts = len(self.sources) + 1
-        input_ids = typed_value("input_ids", ir.DataType.INT64, ["batch", "num_tokens"])
+        input_ids = ir.val("input_ids", ir.DataType.INT64, ["batch", "num_tokens"])
         size: list[str | int] = ["batch", "num_tokens", parts * shape.target_size]
-        hidden = typed_value("hidden", ir.DataType.FLOAT, size)
-        mask = typed_value("attention_mask", ir.DataType.INT64, ["batch", "total_tokens"])
-        num_logits = typed_value("num_logits_to_keep", ir.DataType.INT64, [1])
+        hidden = ir.val("hidden", ir.DataType.FLOAT, size)
+        mask = ir.val("attention_mask", ir.DataType.INT64, ["batch", "total_tokens"])
+        num_logits = ir.val("num_logits_to_keep", ir.DataType.INT64, [1])
         inputs, outputs, lengths = [input_ids, hidden, mask, num_logits], [], write.lengths(mask)
         given = write.nodes.split(write.as_activation(hidden), [f"given.{i}" for i in range(parts)])
         total = op("Shape", mask, start=1, end=2)
@@ -229,14 +229,8 @@ def _plan(source: HeadSource, target: LoadedSource) -> HeadPlan:
     }
     reader.optional("lm_head.weight")  # the same once more
     for i in range(len(sources), config.num_layers):
-        rows, size = config.num_heads * config.head_size(i), config.hidden_size
-        shapes = {"q": (rows, size), "o": (size, rows), "q_norm": (1, config.head_size(i)), "output_scale": (1, 1)}
-        shapes |= dict.fromkeys(
-            (role for role in _LAYER_NAMES if role.endswith("norm") and role != "q_norm"), (1, size)
-        )
-        inner = config.intermediate_size
-        shapes |= {"gate": (inner, size), "up": (inner, size), "down": (size, inner)}
-        require_shapes(source, {role: tensors[f"{i}.{role}"] for role in shapes}, shapes)
+        own = {role: tensors[f"{i}.{role}"] for role in _LAYER_NAMES}
+        require_shapes(source, own, layer_shapes(config, config.hidden_size, i))
     shape = AssistantShape(
         config=config, target_size=target.config.hidden_size, embedding_scale=target.config.embedding_scale
     )

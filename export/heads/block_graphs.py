@@ -38,7 +38,7 @@ from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.heads.recurrent_graphs import build_fuse
 from edgespec.export.heads.step_graphs import StepWriter
 from edgespec.export.layers import LayerWriter, Lengths
-from edgespec.export.nodes import Graphs, Values, make_output, typed_value
+from edgespec.export.nodes import Graphs, Values, make_output
 from edgespec.export.precision import Rule
 from edgespec.export.tensors import Tensors
 from edgespec.export.weights import WeightsFile
@@ -93,9 +93,9 @@ class BlockShape:
 
     def _build_step(self, writer: StepWriter) -> ir.Model:
         op, head = writer.op, writer.tensors.get("head", writer.tensors["embedding"])
-        input_ids = typed_value("input_ids", ir.DataType.INT64, [1, 1])
+        input_ids = ir.val("input_ids", ir.DataType.INT64, [1, 1])
         given, hidden = writer.input_state("hidden", [1, 1, self.config.hidden_size])
-        logits = typed_value("logits_in", ir.DataType.FLOAT, [1, 1, head.rows])
+        logits = ir.val("logits_in", ir.DataType.FLOAT, [1, 1, head.rows])
         inputs, outputs = [input_ids, given, logits], []
         token = writer.rows("markov_embedding", input_ids) if self.markov else None
         if token is not None:
@@ -152,10 +152,10 @@ class _BlockWriter:
 
     def build(self) -> ir.Model:
         config, write, num_tokens = self.config, self.write, self.block.num_tokens
-        input_ids = typed_value("input_ids", ir.DataType.INT64, [1, num_tokens])
-        hidden = typed_value("hidden", ir.DataType.FLOAT, [1, "new", config.hidden_size])
-        mask = typed_value("attention_mask", ir.DataType.INT64, [1, "total"])
-        num_logits = typed_value("num_logits_to_keep", ir.DataType.INT64, [1])
+        input_ids = ir.val("input_ids", ir.DataType.INT64, [1, num_tokens])
+        hidden = ir.val("hidden", ir.DataType.FLOAT, [1, "new", config.hidden_size])
+        mask = ir.val("attention_mask", ir.DataType.INT64, [1, "total"])
+        num_logits = ir.val("num_logits_to_keep", ir.DataType.INT64, [1])
         inputs, outputs = [input_ids, hidden, mask, num_logits], []
         lengths = write.lengths(mask)
         num_before = self.op("Shape", mask, start=1, end=2)

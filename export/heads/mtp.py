@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
-
 from edgespec.errors import SourceError
 from edgespec.export.decoder_config import Layer
 from edgespec.export.heads.eagle import recurrent_head, require_joined_shapes
@@ -27,8 +25,9 @@ from edgespec.export.heads.head_tensors import (
 )
 from edgespec.export.heads.recurrent_graphs import RecurrentShape, plan_recurrent
 from edgespec.export.heads.vocabulary import HeadVocabulary, with_logits_of
+from edgespec.export.roles import orders_of_gated
 from edgespec.export.sources import LoadedSource
-from edgespec.export.tensors import Sizes, StoredTensor
+from edgespec.export.tensors import Sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +95,10 @@ def _plan(form: _Form, source: HeadSource, target: LoadedSource) -> HeadPlan:
     tensors |= {role: reader.take(name) for role, name in form.norms.items()}
     reader.require_all_taken(form.name, form.own)
     if form.is_gated:
-        tensors |= _split_gates(source, tensors["0.q"], target)
+        both, rows = tensors["0.q"], target.config.num_heads * target.config.head_dim
+        require_shapes(source, {"0.q": both}, {"0.q": (2 * rows, target.config.hidden_size)})
+        orders = zip(("0.q", "0.q_gate"), orders_of_gated(target.config), strict=True)
+        tensors |= {role: replace(both, rows=rows, row_order=order) for role, order in orders}
     norms = {role: tensor for role, tensor in tensors.items() if role.endswith("norm")}
     tensors |= {role: replace(tensor, addend=form.gain_addend) for role, tensor in norms.items()}
     config = with_logits_of(target, layers_config(settings, tensors, target, 1))
@@ -109,15 +111,6 @@ def _plan(form: _Form, source: HeadSource, target: LoadedSource) -> HeadPlan:
     head = recurrent_head("mtp", (layer,), target, config)
     vocabulary = HeadVocabulary(target.tensors["embedding"], target.head, None, ("embedding", "vocabulary head"))
     return plan_recurrent(head, recurrence, tensors, vocabulary)
-
-
-def _split_gates(source: HeadSource, both: StoredTensor, target: LoadedSource) -> dict[str, StoredTensor]:
-    """Queries and gates apart, which a matrix has head by head in turn."""
-    rows = target.config.num_heads * target.config.head_dim
-    require_shapes(source, {"0.q": both}, {"0.q": (2 * rows, target.config.hidden_size)})
-    halves = np.arange(2 * rows).reshape(target.config.num_heads, 2, -1)
-    roles = zip(("0.q", "0.q_gate"), halves.swapaxes(0, 1), strict=True)
-    return {role: replace(both, rows=rows, row_order=half.reshape(-1)) for role, half in roles}
 
 
 def _recognizes(form: _Form, source: HeadSource) -> bool:

@@ -25,7 +25,7 @@ from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.heads.head_source import HeadPlan
 from edgespec.export.heads.vocabulary import HeadVocabulary
 from edgespec.export.layers import LayerWriter
-from edgespec.export.nodes import Graphs, make_output, typed_value
+from edgespec.export.nodes import Graphs, make_output
 from edgespec.export.precision import Rule
 from edgespec.export.tensors import Tensors
 from edgespec.export.weights import WeightsFile
@@ -57,8 +57,7 @@ class RecurrentShape:
         assert manifest.head is not None
         graphs = {manifest.graph: self._build(LayerWriter(self.config, tensors, weights, rule))}
         if manifest.tree_graph is not None:
-            is_apart = manifest.form == "gpu"
-            write = LayerWriter(self.config, tensors, weights, rule, has_tree_inputs=True, rotates_apart=is_apart)
+            write = LayerWriter(self.config, tensors, weights, rule, has_tree_inputs=True)
             graphs[manifest.tree_graph] = self._build(write)
         if manifest.head.fuse_graph is not None:
             write = LayerWriter(self.config, tensors, weights, rule)
@@ -67,10 +66,10 @@ class RecurrentShape:
 
     def _build(self, write: LayerWriter) -> ir.Model:
         config, tensors = self.config, write.tensors
-        input_ids = typed_value("input_ids", ir.DataType.INT64, ["batch", "num_tokens"])
+        input_ids = ir.val("input_ids", ir.DataType.INT64, ["batch", "num_tokens"])
         hidden = _floats("hidden", config.hidden_size)
-        mask = typed_value("attention_mask", ir.DataType.INT64, ["batch", "total_tokens"])
-        num_logits = typed_value("num_logits_to_keep", ir.DataType.INT64, [1])
+        mask = ir.val("attention_mask", ir.DataType.INT64, ["batch", "total_tokens"])
+        num_logits = ir.val("num_logits_to_keep", ir.DataType.INT64, [1])
         lengths = write.lengths(mask)
         inputs, outputs = [input_ids, hidden, mask, num_logits, *write.tree.values()], []
 
@@ -166,4 +165,4 @@ def _fused_row(write: LayerWriter) -> Floats:
 
 
 def _floats(name: str, size: int) -> ir.Value:
-    return typed_value(name, ir.DataType.FLOAT, ["batch", "num_tokens", size])
+    return ir.val(name, ir.DataType.FLOAT, ["batch", "num_tokens", size])

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from edgespec.export.heads.head_source import HeadPlan, HeadSource
 from edgespec.export.linear import PartWriter
-from edgespec.export.nodes import Graphs, typed_value
+from edgespec.export.nodes import Graphs
 from edgespec.export.precision import Rule
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import Tensors
@@ -38,7 +38,7 @@ class StepWriter(PartWriter):
 
     def input_state(self, name: str, shape: Sequence[str | int]) -> tuple[ir.Value, ir.Value]:
         """An input of float32, and its value in the type of activations."""
-        given = typed_value(name, ir.DataType.FLOAT, shape)
+        given = ir.val(name, ir.DataType.FLOAT, shape)
         return given, self.as_activation(given)
 
     def head(self, role: str, x: ir.Value) -> ir.Value:
@@ -79,7 +79,7 @@ class Step(NamedTuple):
     body: Body
 
     def write_graph(self, writer: StepWriter) -> ir.Model:
-        input_ids = typed_value("input_ids", ir.DataType.INT64, [1, 1])
+        input_ids = ir.val("input_ids", ir.DataType.INT64, [1, 1])
         given, hidden = writer.input_state("hidden", [1, 1, self.width])
         features, state = self.body(writer, input_ids, hidden)
         rows = writer.tensors[self.head].rows

@@ -21,12 +21,14 @@ HIDDEN = -1e9
 class Graphs:
     """Several variants over one weights file."""
 
-    def __init__(self, folder: Path, source: LoadedSource, precision: str, *variants: Variant) -> None:
+    def __init__(
+        self, folder: Path, source: LoadedSource, precision: str, *variants: Variant, **how: bool
+    ) -> None:
         folder.mkdir()
         self.source = source
         with WeightsFile(folder / "weights") as weights:
             for number, variant in enumerate(variants):
-                graph = build_graph(source.config, source.tensors, weights, Rule(precision, 32), variant)
+                graph = build_graph(source.config, source.tensors, weights, Rule(precision, 32, **how), variant)
                 ir.save(graph, folder / f"{number}.onnx")
         self.weights_bytes = (folder / "weights").stat().st_size
         provider = ["CPUExecutionProvider"]
@@ -73,14 +75,14 @@ def test_kept_layers_are_the_model_that_has_no_others(tmp_path: Path, precision:
 
 
 @pytest.mark.parametrize(
-    ("family", "rotates_apart"),
+    ("family", "is_of_gpu"),
     [*((name, False) for name in FAMILIES if name not in CONVOLVED), ("llama", True), ("phi3-partial", True)],
 )
-def test_tree_of_drafts_gives_each_branch_its_own_logits(tmp_path: Path, family: str, rotates_apart: bool) -> None:
+def test_tree_of_drafts_gives_each_branch_its_own_logits(tmp_path: Path, family: str, is_of_gpu: bool) -> None:
     """Two branches behind a common prompt in one pass, against each branch alone."""
     write_source(tmp_path, family, "huggingface")
-    tree = Variant(has_tree_inputs=True, rotates_apart=rotates_apart)
-    graphs = Graphs(tmp_path / "out", read_source(tmp_path / "hf"), "fp32", Variant(), tree)
+    source, tree = read_source(tmp_path / "hf"), Variant(has_tree_inputs=True)
+    graphs = Graphs(tmp_path / "out", source, "fp32", Variant(), tree, has_fused_products=not is_of_gpu)
     prompt, one, other = np.arange(5) + 9, np.array([30, 31]), np.array([40, 41, 42])
     past = {name: value for name, value in graphs.run(0, prompt).items() if name.startswith("present")}
     tokens = np.concatenate([one, other])
