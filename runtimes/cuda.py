@@ -8,7 +8,7 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from threading import Condition, RLock
 from typing import Any
@@ -103,19 +103,17 @@ def preload_libraries(ort: Any) -> str:
 
 
 def _one_node() -> bytes:
-    from onnx import TensorProto, helper
+    from onnx.parser import parse_model
 
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "one", values[:1], values[1:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return bytes(model.SerializeToString())
+    text = '<ir_version: 8, opset_import: ["": 17]> one (float[1] x) => (float[1] y) { y = Relu(x) }'
+    return bytes(parse_model(text).SerializeToString())
 
 
 class RecordingGate:
     """Lets passes and openings use GPUs at once, or one recording alone, which memory taken beside it would spoil.
 
-    A recording waits for passes, and passes that come later wait for it. Opening a model takes seconds: it waits
-    for the recording that is being made, and none begins meanwhile.
+    A pass enters the gate itself. A recording waits for passes, and passes that come later wait for it. Opening a
+    model takes seconds: it waits for the recording that is being made, and none begins meanwhile.
     """
 
     def __init__(self) -> None:
@@ -124,16 +122,13 @@ class RecordingGate:
         self._num_passes = self._num_openings = self._num_recorders = 0
         self._is_recording = False
 
-    def passing(self) -> "_Passing":
-        return _Passing(self)
-
-    def begin_pass(self) -> None:
+    def __enter__(self) -> None:
         with self._lock:
             if self._num_recorders:
                 self._changed.wait_for(lambda: not self._num_recorders)
             self._num_passes += 1
 
-    def end_pass(self) -> None:
+    def __exit__(self, *raised: object) -> None:
         with self._lock:
             self._num_passes -= 1
             if self._num_recorders:
@@ -178,17 +173,6 @@ class RecordingGate:
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
-
-
-@dataclass(frozen=True, slots=True)
-class _Passing:
-    gate: RecordingGate
-
-    def __enter__(self) -> None:
-        self.gate.begin_pass()
-
-    def __exit__(self, *raised: object) -> None:
-        self.gate.end_pass()
 
 
 GATE = RecordingGate()

@@ -60,7 +60,9 @@ class CudaGraphs:
             raise
 
     def stop(self, why: str = "") -> None:
-        """Record no more, and say so; why: by default replays gave other rows."""
+        """Record no more, and say so where passes were recorded; why: by default replays gave other rows."""
+        if not self.width:
+            return
         self.width = 0
         why = why or "a replay gave other rows than a plain pass" + _IN_LAST_BITS * self.is_exact
         _log.warning(
@@ -127,7 +129,7 @@ class RecordedPass:
         Raises what ONNX Runtime raises of a replay, and what plain raises.
         """
         if self._age == self._graphs.age:
-            with cuda.GATE.passing():
+            with cuda.GATE:
                 return self._replay(tokens, num_past, fetched, on_begin)
         if self._graphs.num_recorded >= _MOST:
             self._graphs.stop(f"{_MOST} were recorded, as many as a session may hold")

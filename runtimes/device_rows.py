@@ -54,21 +54,21 @@ def with_chosen_rows(graph: Path, signature: Signature, *, by_argmax: bool) -> b
             helper.make_node("Cast", ["best.id"], ["best.as_float"], name="best.Cast", to=TensorProto.FLOAT),
             last,
         ]
-    _keep(model.graph, nodes, [value.name for value in model.graph.output])
+    kept = live_nodes(nodes, [value.name for value in model.graph.output])
+    needed = {name for node in kept for name in node.input}
+    weights = [each for each in model.graph.initializer if each.name in needed]
+    replace_fields(model.graph, node=kept, initializer=weights, value_info=[])
     return bytes(model.SerializeToString())
 
 
 def choice_graph(content: bytes, signature: Signature) -> bytes:
     """The nodes alone that make the best tokens out of logits, as a model from the one to the other."""
     import onnx
+    from onnx.utils import Extractor
 
-    model = onnx.load_from_string(content)
-    (logits,) = (value for value in model.graph.output if value.name == signature.logits)
-    kept = [value for value in model.graph.output if value.name == signature.best]
-    nodes = [node for node in model.graph.node if signature.logits not in node.output]
-    replace_fields(model.graph, input=[logits], output=kept)
-    _keep(model.graph, nodes, [value.name for value in kept])
-    return bytes(model.SerializeToString())
+    assert signature.best
+    choice = Extractor(onnx.load_from_string(content)).extract_model([signature.logits], [signature.best])
+    return bytes(choice.SerializeToString())
 
 
 def to_argmax(best: Logits, vocab_size: int) -> Argmax:
@@ -88,14 +88,6 @@ def rows_with_ties(vocab_size: int) -> Iterator[Logits]:
         for row in rows[4:]:
             row[rng.integers(0, vocab_size, 3)] = row.max() + 1
         yield rows
-
-
-def _keep(graph: Any, nodes: list[Any], outputs: list[str]) -> None:
-    """Keep the nodes that outputs depend on, and the weights of these."""
-    kept = live_nodes(nodes, outputs)
-    needed = {name for node in kept for name in node.input}
-    weights = [each for each in graph.initializer if each.name in needed]
-    replace_fields(graph, node=kept, initializer=weights, value_info=[])
 
 
 def live_nodes(nodes: Sequence[Any], outputs: Iterable[str]) -> list[Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgespec.errors import Cancelled, EdgeSpecError
-from edgespec.runtimes.cuda_graph import is_as_plain
+from edgespec.runtimes.cuda_graph import CudaGraphs, is_as_plain
 from edgespec.runtimes.device_checks import (
     WIDTHS,
     DeviceCheck,
@@ -64,17 +64,17 @@ class DeviceTrial:
         self._decoder.chunk_tokens, self._decoder.has_argmax = found.max_pass_tokens, found.has_argmax
         self._decoder.shapes = found.shapes[self._is_exact]
         self.run_shapes()
-        if self._passes.graphs:
+        if graphs := self._passes.graphs:
             mode = int(self._is_exact)
             while found.replays[mode] is None:
                 self._passes.wait_for_openings()
-                is_sound = self._decoder.shapes is not None and self._compare_replays(self._decoder.shapes)
+                is_sound = self._decoder.shapes is not None and self._compare_replays(graphs, self._decoder.shapes)
                 found = replace(
                     found, replays=(found.replays[0], is_sound) if mode else (is_sound, found.replays[1])
                 )
                 self._checks.write(found)
             if found.replays[mode] and self._decoder.shapes:
-                self._record(self._decoder.shapes)
+                self._record(graphs, self._decoder.shapes)
 
     def _compare_passes(self, sample: tuple[float, ...]) -> DeviceCheck:
         decoder, name = self._decoder, self._device.name
@@ -125,12 +125,12 @@ class DeviceTrial:
             self._run_shape(width, num_rows, num_past=0)
             self._run_shape(width, num_rows, num_past=min(width, self._decoder.context_length - width))
 
-    def _record(self, shapes: PassShapes) -> None:
+    def _record(self, graphs: CudaGraphs, shapes: PassShapes) -> None:
         """Have passes of the narrowest width recorded, beginning with one of these."""
         width = shapes.rows[0]
         self._passes.begin()
         self._run_shape(width, width, num_past=0)
-        self._passes.record(width)
+        graphs.width = width
         for _ in range(_RECORDING_PASSES):
             self._passes.begin()
             num_past = min(width, self._decoder.context_length - width)
@@ -139,21 +139,21 @@ class DeviceTrial:
             first = np.zeros(1, np.int32)
             self._passes.run(first, num_past, 1, num_padded=width - 1, num_given=width)
 
-    def _compare_replays(self, shapes: PassShapes) -> bool | None:
+    def _compare_replays(self, graphs: CudaGraphs, shapes: PassShapes) -> bool | None:
         """True if replays give the rows of plain passes, at several lengths and after the cache has grown.
 
         In deterministic mode, to the bit, also in a cache of which most is empty: a recording knows the cache's
         length, and not that of the text. None where not all were made, as another model was being opened.
         """
-        width, num_put_off = shapes.rows[0], self._passes.num_put_off
+        width, num_put_off = shapes.rows[0], graphs.num_put_off
         tokens = self._probe_tokens()
         lengths = [num for num in (2 * width, 2 * width + 1, 5 * width, len(tokens)) if num <= len(tokens)]
         self._decoder.hold(tokens[:0])
-        self._passes.record(0)
+        graphs.width = 0
         expected = [self._rows(tokens[:length], width) for length in lengths]
         self._passes.forget()
         self._decoder.hold(tokens[:0])
-        self._passes.record(width)
+        graphs.width = width
         for capacity in (0, min(_LONG_CACHE, self._decoder.context_length)) if self._is_exact else (0,):
             try:
                 if capacity:
@@ -163,14 +163,14 @@ class DeviceTrial:
                     for _ in range(_RECORDING_PASSES):
                         self._passes.begin()
                         if not self._has_rows(tokens[:length], rows):
-                            self._passes.stop_recording()
+                            graphs.stop()
             except EdgeSpecError as error:
                 if isinstance(error, Cancelled):
                     raise
-                self._passes.stop_recording(str(error))
+                graphs.stop(str(error))
         if self._is_exact:
             self._passes.forget()
-        is_whole = num_put_off == self._passes.num_put_off
+        is_whole = num_put_off == graphs.num_put_off
         return self._passes.is_recording if is_whole or not self._passes.is_recording else None
 
     def _has_rows(self, tokens: TokenIds, expected: Logits) -> bool:

@@ -124,13 +124,11 @@ def adapter_problem(message: str) -> str | None:
 
 
 def _product(kind: type[np.floating[Any]]) -> bytes:
-    from onnx import helper
+    from onnx.parser import parse_model
 
-    number = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
-    values = [helper.make_tensor_value_info(name, number, [_SIZE, _SIZE]) for name in ("x", "y", "z")]
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "y"], ["z"])], "product", values[:2], values[2:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return bytes(model.SerializeToString())
+    side = f"{'float16' if kind is np.float16 else 'float'}[{_SIZE}, {_SIZE}]"
+    graph = f"product ({side} x, {side} y) => ({side} z) {{ z = MatMul(x, y) }}"
+    return bytes(parse_model(f'<ir_version: 8, opset_import: ["": 17]> {graph}').SerializeToString())
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ class Passes:
         self._row_outputs = tuple(row_outputs)
         self._memory = device.memory, device.memory_index
         self._has_arena = device.provider == cuda.PROVIDER
-        self._passing = cuda.GATE.passing if self._has_arena else nullcontext
+        self._passing = cuda.GATE if self._has_arena else nullcontext()
         self._ort = import_onnxruntime()
         self._is_exact = options.get("deterministic", False)
         self.graphs = find_graphs(self._session, device, is_exact=self._is_exact) if self._has_arena else None
@@ -193,23 +193,9 @@ class Passes:
             return None
         return Part(self.cache, tokens, num_past, num_rows, num_padded, self._wanted_widths)
 
-    def record(self, width: int) -> None:
-        """Record passes of a width that give all their rows, where the session may."""
-        if self.graphs:
-            self.graphs.width = width
-
-    def stop_recording(self, why: str = "") -> None:
-        """Record no more; why: by default replays gave other rows."""
-        if self.graphs and self.graphs.width:
-            self.graphs.stop(why)
-
     @property
     def is_recording(self) -> bool:
         return self.graphs is not None and self.graphs.width > 0
-
-    @property
-    def num_put_off(self) -> int:
-        return self.graphs.num_put_off if self.graphs else 0
 
     def wait_for_openings(self) -> None:
         """Wait until no other model is being opened on a GPU of NVIDIA's, beside which no pass is recorded.
@@ -226,14 +212,14 @@ class Passes:
         """Take memory for the cache, or give it back."""
 
         def change() -> None:
-            with self._passing():
+            with self._passing:
                 act()
 
         self._within(change)
 
     def _run_alone(self, asked: "_Run") -> PassRows:
         if not self.cache.has_room(asked.num_past + asked.width):
-            with translate_memory_errors("making room for a pass"), self._passing():
+            with translate_memory_errors("making room for a pass"), self._passing:
                 self.cache.prepare(asked.num_past, asked.width)
         gives_all = self.graphs and asked.width == self.graphs.width == asked.num_given
         is_chain = asked.layout is None and not asked.inputs
@@ -289,7 +275,7 @@ class Passes:
             fetched = self._bind_outputs(output, num_given, stop - num_rows, stop)
         if self.graphs and self._shrinks:
             self.graphs.age += 1
-        with translate_errors("running a pass"), self._passing():
+        with translate_errors("running a pass"), self._passing:
             self.caller.on_begin()
             self._session.run_with_iobinding(self._binding, self._options)
         self.cache.collect()
