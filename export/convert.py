@@ -26,7 +26,7 @@ from edgespec.export.output import (
 from edgespec.export.plan import PlannedModel, can_be_checked, plan_model, require_memory
 from edgespec.export.precision import BLOCK_SIZES
 from edgespec.export.sources import LoadedSource
-from edgespec.export.static_graph import build_static_graph
+from edgespec.export.static_graph import StaticGraph
 from edgespec.export.template_check import report_template
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
@@ -196,7 +196,7 @@ def _write_files(
         ranges = None
         if measure_ranges is not None and rule.precision == "w8a16":
             width, capacity = manifest.prefill_tokens, manifest.context_length
-            graph = build_static_graph(loaded.config, tensors, weights, rule, num_tokens=width, capacity=capacity)
+            graph = StaticGraph(loaded.config, tensors, weights, rule, width, capacity).build()
             ir.save(graph, folder / _OBSERVED)
             weights.flush()
             report("measuring the ranges of activations")

@@ -44,6 +44,20 @@ class ExpertStack(NamedTuple):
     biases: Sequence[Expert] = ()
 
 
+class ExpertLayer(NamedTuple):
+    """The experts of a layer.
+
+    name: That their matrices are written under.
+    stacks: Of each expert gate and up, and of each expert down.
+    choice: What is added to the probabilities of the experts as they are chosen, [num_experts].
+    """
+
+    name: str
+    routing: Routing
+    stacks: Sequence[ExpertStack]
+    choice: ir.Value | None
+
+
 class ExpertsWriter:
     """Writes the matrices of experts into the weights file and their nodes into the graph."""
 
@@ -51,27 +65,16 @@ class ExpertsWriter:
         self._nodes, self._weights, self._rule, self._gate_limit = nodes, weights, rule, gate_limit
         self._floats = np.float16 if rule.is_half else np.float32
 
-    def __call__(
-        self,
-        name: str,
-        x: ir.Value,
-        router_logits: ir.Value,
-        routing: Routing,
-        stacks: Sequence[ExpertStack],
-        choice: ir.Value | None = None,
-    ) -> ir.Value:
+    def __call__(self, layer: ExpertLayer, x: ir.Value, router_logits: ir.Value) -> ir.Value:
         """The weighted sum of the chosen experts' outputs for x, [1, num_tokens, hidden_size].
 
-        Args:
-            router_logits: [num_tokens, num_experts].
-            stacks: Of each expert gate and up, and of each expert down.
-            choice: What is added to the probabilities of the experts as they are chosen, [num_experts].
+        router_logits: [num_tokens, num_experts].
         """
         if not self._rule.has_fused_products:
-            return self._mixed(name, x, router_logits, routing, stacks, choice)
+            return self._mixed(layer, x, router_logits)
         op, ints, constant = self._nodes.op, self._nodes.ints, self._nodes.constant
-        hidden = stacks[0].matrices[0][0].columns
-        shares, experts = self._choose(router_logits, routing, choice)
+        routing, hidden = layer.routing, layer.stacks[0].matrices[0][0].columns
+        shares, experts = self._choose(router_logits, routing, layer.choice)
         each = constant("one_expert", np.eye(routing.num_experts, dtype=np.float32))
         routes = op("Gather", each, op("Reshape", experts, ints(-1)), axis=0)
         counts = op("ReduceSum", routes, ints(0), keepdims=0)
@@ -83,24 +86,17 @@ class ExpertsWriter:
         first = op("Slice", op("Reshape", x, ints(-1, hidden)), ints(0), ints(1))
         shape = op("Concat", op("Shape", added, start=0, end=1), ints(hidden), axis=0)
         fed = op("Concat", op("Reshape", copies, ints(-1, hidden)), op("Expand", first, shape), axis=0)
-        outputs = self._experts(name, fed, op("Concat", routes, added, axis=0), stacks)
+        outputs = self._experts(layer, fed, op("Concat", routes, added, axis=0))
         num_routes = op("Shape", routes, start=0, end=1)
         outputs = op("Slice", outputs, ints(0), num_routes, ints(0))
         apart = op("Reshape", outputs, ints(-1, routing.num_used, hidden))
         weighted = op("Mul", apart, op("Unsqueeze", shares, ints(2)))
         return op("Unsqueeze", op("ReduceSum", weighted, ints(1), keepdims=0), ints(0))
 
-    def _mixed(
-        self,
-        name: str,
-        x: ir.Value,
-        router_logits: ir.Value,
-        routing: Routing,
-        stacks: Sequence[ExpertStack],
-        choice: ir.Value | None,
-    ) -> ir.Value:
+    def _mixed(self, layer: ExpertLayer, x: ir.Value, router_logits: ir.Value) -> ir.Value:
         """The output of a kernel that chooses and adds up itself, in the form that WebGPU and CUDA take."""
         op, ints, constant = self._nodes.op, self._nodes.ints, self._nodes.constant
+        routing, choice = layer.routing, layer.choice
         logits = op("Cast", router_logits, to=_FLOAT) if self._rule.is_half else router_logits
         shares = op("Sigmoid", logits) if routing.is_sigmoid else op("Softmax", logits, axis=-1)
         kept, scores = shares, op("Log", shares)
@@ -113,7 +109,7 @@ class ExpertsWriter:
             scores = op("Where", is_chosen, scores, constant("unchosen", np.array(-1e4, np.float32)))
             kept = op("Where", is_chosen, shares, constant("no_share", np.array(0, np.float32)))
         scores = op("Cast", scores, to=_HALF) if self._rule.is_half else scores
-        mixed = self._experts(name, x, scores, stacks, routing.num_used)
+        mixed = self._experts(layer, x, scores, routing.num_used)
         scale = constant("routed_scale", np.array(routing.scale, np.float32))
         if not routing.is_normalized:
             total = op("ReduceSum", self._largest("num_used", kept, routing.num_used), ints(-1))
@@ -168,16 +164,15 @@ class ExpertsWriter:
         outputs = [ir.Value(name=f"{x.name}.{name}"), ir.Value(name=f"{x.name}.{name}_at")]
         return self._nodes.node("TopK", [x, self._nodes.ints(count)], outputs)[0]
 
-    def _experts(
-        self, name: str, x: ir.Value, scores: ir.Value, stacks: Sequence[ExpertStack], num_used: int = 1
-    ) -> ir.Value:
+    def _experts(self, layer: ExpertLayer, x: ir.Value, scores: ir.Value, num_used: int = 1) -> ir.Value:
         """The output of the num_used best experts for each row, as x is.
 
         scores: Of the experts for each row; of routes 1 for the expert of the row and 0 for the others.
         """
         attributes: dict[str, Any] = {"k": num_used, "normalize_routing_weights": 1, **self._activation()}
-        names, matrices = (f"{name}.gate_up", f"{name}.down"), [stack.matrices for stack in stacks]
-        bias, other = (self._write_biases(own, stack.biases) for own, stack in zip(names, stacks, strict=True))
+        names, matrices = (f"{layer.name}.gate_up", f"{layer.name}.down"), [each.matrices for each in layer.stacks]
+        biases = [each.biases for each in layer.stacks]
+        bias, other = (self._write_biases(*each) for each in zip(names, biases, strict=True))
         if self._rule.form(matrices[0][0][0]).bits is None:
             floats = [self._write_floats(*each) for each in zip(names, matrices, strict=True)]
             ends = (floats[1], other) if other else (floats[1],)

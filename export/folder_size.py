@@ -13,7 +13,7 @@ from edgespec.export.graph import DRAFT_HEAD, build_graphs
 from edgespec.export.nodes import Graphs
 from edgespec.export.precision import Rule
 from edgespec.export.sources import LoadedSource
-from edgespec.export.static_graph import build_static_graph
+from edgespec.export.static_graph import StaticGraph
 from edgespec.export.tensors import Tensors, unread
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.export.weights import WeightsFile, aligned
@@ -34,7 +34,7 @@ def folder_bytes(loaded: LoadedSource, rule: Rule, manifest: Manifest, num_token
         ranges = None
         if rule.precision == "w8a16":  # its weights are written once to measure ranges, and once more in 16 bits
             width, capacity = manifest.prefill_tokens, manifest.context_length
-            build_static_graph(loaded.config, tensors, weights, rule, num_tokens=width, capacity=capacity)
+            StaticGraph(loaded.config, tensors, weights, rule, width, capacity).build()
             ranges = _AnyRange()
         return build_graphs(manifest, loaded.config, tensors, weights, rule, ranges)
 

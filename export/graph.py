@@ -42,7 +42,7 @@ from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.layers import LayerWriter
 from edgespec.export.nodes import Graphs, make_output
 from edgespec.export.precision import Rule
-from edgespec.export.static_graph import build_static_graph
+from edgespec.export.static_graph import StaticGraph
 from edgespec.export.tensors import Tensors
 from edgespec.export.weights import WeightsFile
 from edgespec.manifest import Manifest
@@ -171,9 +171,7 @@ def build_graphs(
         if manifest.prefill_graph:
             widths[manifest.prefill_graph] = manifest.prefill_tokens
         return {
-            file: build_static_graph(
-                config, tensors, weights, rule, num_tokens=width, capacity=manifest.context_length, ranges=ranges
-            )
+            file: StaticGraph(config, tensors, weights, rule, width, manifest.context_length, ranges).build()
             for file, width in widths.items()
         }
     head = DRAFT_HEAD if manifest.vocab_subset else "head"

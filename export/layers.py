@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from edgespec.export.blocks import Floats
 from edgespec.export.decoder_config import DecoderConfig, QueryGrowth
-from edgespec.export.experts import ExpertStack, ExpertsWriter
+from edgespec.export.experts import ExpertLayer, ExpertStack, ExpertsWriter
 from edgespec.export.linear import PartWriter
 from edgespec.export.nodes import Values
 from edgespec.export.precision import Rule
@@ -337,7 +337,8 @@ class LayerWriter(PartWriter):
         if (role := f"{i}.router_choice") in self.tensors:  # floats, as the shares are that it is added to
             added = self.tensors[role].vector()
             choice = self.weights.append(role, [added], added.shape)
-        return self.experts(f"{i}.experts", x, self.op("Reshape", router, flat), routing, stacks, choice)
+        layer = ExpertLayer(f"{i}.experts", routing, stacks, choice)
+        return self.experts(layer, x, self.op("Reshape", router, flat))
 
     def _stack(self, i: int, parts: Sequence[str], num_experts: int) -> ExpertStack:
         names = [[f"{i}.{part}.{number}" for part in parts] for number in range(num_experts)]

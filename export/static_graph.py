@@ -47,33 +47,21 @@ _HIDDEN = Range(-30000.0, 0.0)
 _TYPES = {"F32": (ir.DataType.FLOAT, np.float32), "F16": (ir.DataType.FLOAT16, np.float16)}
 
 
-def build_static_graph(
-    config: DecoderConfig,
-    tensors: Tensors,
-    weights: WeightsFile,
-    rule: Rule,
-    *,
-    num_tokens: int,
-    capacity: int,
-    ranges: Mapping[str, Range] | None = None,
-) -> ir.Model:
-    """Convert the weights that the file does not hold yet, and return the graph over it.
-
-    ranges are those of activations, for w8a16; without them such a graph holds floats and outputs the least and
-    the largest of each NAME as NAME.low and NAME.high.
-    """
-    return _StaticDecoder(config, tensors, weights, rule, num_tokens, capacity, ranges).build()
-
-
 @dataclass
-class _StaticDecoder:
+class StaticGraph:
+    """A graph over the weights file; build writes the weights that the file does not hold yet.
+
+    ranges: Of activations, for w8a16; without them such a graph holds floats and outputs the least and the largest
+        of each NAME as NAME.low and NAME.high.
+    """
+
     config: DecoderConfig
     tensors: Tensors
     weights: WeightsFile
     rule: Rule
     num_tokens: int
     capacity: int
-    ranges: Mapping[str, Range] | None
+    ranges: Mapping[str, Range] | None = None
 
     def __post_init__(self) -> None:
         self.type, self.floats = _TYPES[self.rule.storage]

@@ -37,7 +37,7 @@ import onnx_ir as ir
 from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.heads.recurrent_graphs import build_fuse
 from edgespec.export.heads.step_graphs import StepWriter
-from edgespec.export.layers import LayerWriter, Lengths
+from edgespec.export.layers import LayerWriter
 from edgespec.export.nodes import Graphs, Values, make_output
 from edgespec.export.precision import Rule
 from edgespec.export.tensors import Tensors
@@ -149,29 +149,29 @@ class _BlockWriter:
         self.op, self.ints, self.constant = write.op, write.ints, write.constant
         self.groups = self.config.num_heads // self.config.num_kv_heads
         self.seen: dict[int | None, tuple[ir.Value, ir.Value | None]] = {}
+        num_tokens = block.num_tokens
+        self.input_ids = ir.val("input_ids", ir.DataType.INT64, [1, num_tokens])
+        self.hidden = ir.val("hidden", ir.DataType.FLOAT, [1, "new", self.config.hidden_size])
+        self.mask = ir.val("attention_mask", ir.DataType.INT64, [1, "total"])
+        self.lengths = write.lengths(self.mask)
+        self.num_before = self.op("Shape", self.mask, start=1, end=2)
+        places = self.constant("places", np.arange(num_tokens)[None])
+        self.positions = self.op("Add", places, self.num_before)
+        self.before = write.as_activation(self.hidden)
 
     def build(self) -> ir.Model:
         config, write, num_tokens = self.config, self.write, self.block.num_tokens
-        input_ids = ir.val("input_ids", ir.DataType.INT64, [1, num_tokens])
-        hidden = ir.val("hidden", ir.DataType.FLOAT, [1, "new", config.hidden_size])
-        mask = ir.val("attention_mask", ir.DataType.INT64, [1, "total"])
         num_logits = ir.val("num_logits_to_keep", ir.DataType.INT64, [1])
-        inputs, outputs = [input_ids, hidden, mask, num_logits], []
-        lengths = write.lengths(mask)
-        num_before = self.op("Shape", mask, start=1, end=2)
-        places = self.constant("places", np.arange(num_tokens)[None])
-        positions = self.op("Add", places, num_before)
-        before = write.as_activation(hidden)
-
+        inputs, outputs = [self.input_ids, self.hidden, self.mask, num_logits], []
         embedded, head = write.linear.embedding(
-            write.tensors["embedding"], input_ids, "head", write.tensors.get("head")
+            write.tensors["embedding"], self.input_ids, "head", write.tensors.get("head")
         )
         residual = write.scale(embedded, config.embedding_scale)
         normed = write.norm(residual, "0.input_norm")
         for i in range(config.num_layers):
             past, present = write.caches(i)
             given, finish = self._convolve(f"{i}.attention", normed)
-            attended = self._attention(i, given, before, past, present, lengths, num_before, positions)
+            attended = self._attention(i, given, past, present)
             normed, residual = write.add_norm(finish(attended), residual, f"{i}.mlp_norm")
             following = f"{i + 1}.input_norm" if i + 1 < config.num_layers else "final_norm"
             given, finish = self._convolve(f"{i}.mlp", normed)
@@ -227,21 +227,11 @@ class _BlockWriter:
     def _rows(self, x: ir.Value, start: int, stop: int) -> ir.Value:
         return self.op("Slice", x, self.ints(start), self.ints(stop), self.ints(1))
 
-    def _attention(
-        self,
-        i: int,
-        x: ir.Value,
-        before: ir.Value,
-        past: Values,
-        present: Values,
-        lengths: Lengths,
-        num_before: ir.Value,
-        positions: ir.Value,
-    ) -> ir.Value:
+    def _attention(self, i: int, x: ir.Value, past: Values, present: Values) -> ir.Value:
         op, write, last = self.op, self.write, np.iinfo(np.int64).max
         query = self._project(i, "q", x)
         # One product for the rows before the block and those of the block reads the weights once.
-        rows = op("Concat", before, x, axis=1)
+        rows = op("Concat", self.before, x, axis=1)
         key, value = (self._project(i, part, rows) for part in "kv")
         old = [self._rows(each, 0, -self.block.num_tokens) for each in (key, value)]
         key, value = (self._rows(each, -self.block.num_tokens, last) for each in (key, value))
@@ -251,15 +241,15 @@ class _BlockWriter:
         # cache in its place, and with keys for queries costs little.
         write.nodes.node(
             "GroupQueryAttention",
-            [old[0], *old, *past, *lengths, *write.rotary_tables(rotary)],
+            [old[0], *old, *past, *self.lengths, *write.rotary_tables(rotary)],
             outputs=[ir.Value(name=f"{i}.unused"), *present],
             do_rotary=1,
             num_heads=self.config.num_kv_heads,
             kv_num_heads=self.config.num_kv_heads,
             scale=self.config.attention_scale,
         )
-        query, key = (write.rotate(each, rotary, part, positions) for part, each in enumerate((query, key)))
-        attended = self._attend(i, query, (present[0], key), (present[1], value), num_before)
+        query, key = (write.rotate(each, rotary, part, self.positions) for part, each in enumerate((query, key)))
+        attended = self._attend(i, query, (present[0], key), (present[1], value))
         return write.product(f"{i}.o", attended)
 
     def _project(self, i: int, part: str, x: ir.Value) -> ir.Value:
@@ -271,7 +261,7 @@ class _BlockWriter:
         heads = self.op("Reshape", projected, self.ints(0, 0, -1, self.config.head_dim))
         return self.op("Reshape", self.write.norm(heads, f"{role}_norm"), self.ints(0, 0, tensors[role].rows))
 
-    def _seen(self, window: int | None, num_before: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+    def _seen(self, window: int | None) -> tuple[ir.Value, ir.Value | None]:
         """The first token before the block that a layer sees, and the bias of those that not all rows see."""
         if window is None:
             return self.ints(0), None
@@ -280,10 +270,10 @@ class _BlockWriter:
             reach = (
                 np.full(num_tokens, window) if self.block.counts_from_known else window - 1 - np.arange(num_tokens)
             )
-            wanted = op("Sub", num_before, self.constant(f"reach_{window}", reach[:1]))
+            wanted = op("Sub", self.num_before, self.constant(f"reach_{window}", reach[:1]))
             start, bias = op("Max", wanted, self.ints(0)), None
             if reach[-1] < reach[0]:
-                count = op("Squeeze", op("Sub", num_before, start))
+                count = op("Squeeze", op("Sub", self.num_before, start))
                 # How far before the block each token lies that is seen.
                 behind = op(
                     "Range", count, self.constant("none", np.array(0)), self.constant("back", np.array(-1))
@@ -305,19 +295,12 @@ class _BlockWriter:
         bias = np.where(np.tile(hidden, (self.groups, 1)), _HIDDEN, 0).astype(self.write.floats)
         return self.constant(f"{i}.hidden_rows", bias)
 
-    def _attend(
-        self,
-        i: int,
-        query: ir.Value,
-        keys: tuple[ir.Value, ir.Value],
-        values: tuple[ir.Value, ir.Value],
-        num_before: ir.Value,
-    ) -> ir.Value:
+    def _attend(self, i: int, query: ir.Value, keys: Values, values: Values) -> ir.Value:
         """Attention of the block's rows to the tokens before it, whose keys and values are first, and to it."""
         op, config, num_tokens = self.op, self.config, self.block.num_tokens
         window = config.layers[i].sliding_window
-        first, bias = self._seen(window, num_before)
-        held = [op("Slice", each[0], first, num_before, self.ints(2)) for each in (keys, values)]
+        first, bias = self._seen(window)
+        held = [op("Slice", each[0], first, self.num_before, self.ints(2)) for each in (keys, values)]
         old_keys, old_values = (op("Squeeze", each, self.ints(0)) for each in held)
         kv_heads, head_dim, groups = config.num_kv_heads, config.head_dim, self.groups
         by_head = self.ints(num_tokens, kv_heads, groups, head_dim)

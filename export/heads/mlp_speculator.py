@@ -27,6 +27,7 @@ class _Mixing:
     """The roles of a step of an MLP or LSTM speculator among the tensors, and how state and token are mixed.
 
     alpha: Weight of the token's embedding over that of the state.
+    width: Of the state that it takes.
     scales_input: Whether the target's hidden state is normed and divided by √2.
     last_token: The last one with a row in the embedding, which later ones are read as; None where each has one.
     """
@@ -35,6 +36,7 @@ class _Mixing:
     embedding: str
     norm: str
     alpha: float
+    width: int
     scales_input: bool
     last_token: int | None = None
 
@@ -45,39 +47,33 @@ class _Mixing:
             input_ids = writer.op("Min", input_ids, writer.constant("last_token", np.array(self.last_token)))
         return writer.scale(writer.rows(self.embedding, input_ids), self.alpha)
 
-    def scaled(self, writer: StepWriter, hidden: ir.Value, width: int) -> ir.Value:
+    def scaled(self, writer: StepWriter, hidden: ir.Value) -> ir.Value:
         if not self.scales_input:
             return hidden
-        gain = np.full(width, 0.5**0.5, writer.floats)
+        gain = np.full(self.width, 0.5**0.5, writer.floats)
         return writer.normalize(hidden, writer.weights.append("input_gain", [gain], gain.shape))
 
 
 def _mlp_step(
-    mixing: _Mixing, width: int, writer: StepWriter, input_ids: ir.Value, hidden: ir.Value
+    mixing: _Mixing, writer: StepWriter, input_ids: ir.Value, hidden: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
     """state = gelu(norm(projected state + alpha · embedding))."""
-    projected = writer.product(mixing.projection, mixing.scaled(writer, hidden, width))
+    projected = writer.product(mixing.projection, mixing.scaled(writer, hidden))
     token = mixing.token(writer, input_ids)
     state = writer.gelu(writer.norm(mixing.norm, writer.op("Add", projected, token)))
     return state, state
 
 
 def _lstm_step(
-    mixing: _Mixing,
-    width: int,
-    size: int,
-    is_first: bool,
-    writer: StepWriter,
-    input_ids: ir.Value,
-    hidden: ir.Value,
+    mixing: _Mixing, is_first: bool, writer: StepWriter, input_ids: ir.Value, hidden: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
     """A cell with gates, whose four parts add the same embedding; its state is output and cell, in this order.
 
     The first step's cell is zero, and its state the target's hidden state.
     """
-    cell, given = None, hidden
+    size, cell = writer.tensors["state_norm"].columns, None
     if is_first:
-        given = mixing.scaled(writer, hidden, width)
+        given = mixing.scaled(writer, hidden)
     else:
         given, cell = writer.split(hidden, [size, size])
     token = mixing.token(writer, input_ids)
@@ -143,16 +139,16 @@ def _plan_mlp(source: HeadSource, target: LoadedSource) -> HeadPlan:
         tensors[f"{own}.norm_bias"] = reader.take(f"ln.{own}.bias", 1, size)
         if own == len(heads):
             heads.append(reader.take(f"head.{own}.weight", columns=size))
-        scales = i == 0 and bool(source.settings.get("scale_input"))
         mixing = _Mixing(
             projection=f"{i}.proj",
             embedding=f"{own}.embedding",
             norm=f"{own}.norm",
             alpha=_alpha(trained, size),
-            scales_input=scales,
+            width=width,
+            scales_input=i == 0 and bool(source.settings.get("scale_input")),
             last_token=last_known_token(source, tensors[f"{own}.embedding"], target),
         )
-        steps.append(Step(width, size, f"{own}.head", partial(_mlp_step, mixing, width)))
+        steps.append(Step(width, size, f"{own}.head", partial(_mlp_step, mixing)))
     tokens = fit_vocabulary(source, heads, target)
     tensors |= {f"{i}.head": head for i, head in enumerate(heads)}
     num_steps = drafted if is_tied else num_graphs
@@ -182,17 +178,17 @@ def _plan_lstm(source: HeadSource, target: LoadedSource) -> HeadPlan:
     tensors["head"] = heads[0]
     steps = []
     for i in range(min(drafted, 2)):
-        scales = i == 0 and bool(source.settings.get("scale_input"))
+        width = hidden if i == 0 else 2 * size
         mixing = _Mixing(
             projection=f"{i}.proj",
             embedding="embedding",
             norm="norm",
             alpha=_alpha(trained, size),
-            scales_input=scales,
+            width=width,
+            scales_input=i == 0 and bool(source.settings.get("scale_input")),
             last_token=last_known_token(source, tensors["embedding"], target),
         )
-        width = hidden if i == 0 else 2 * size
-        steps.append(Step(width, 2 * size, "head", partial(_lstm_step, mixing, width, size, i == 0)))
+        steps.append(Step(width, 2 * size, "head", partial(_lstm_step, mixing, i == 0)))
     return plan_steps("mlp_speculator", target, steps, tensors, num_steps=drafted, tokens=tokens)
 
 
