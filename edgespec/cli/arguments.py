@@ -5,12 +5,13 @@ import json
 import os
 import re
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import edgespec
 from edgespec import UnsuitedModel, UsageError
+from edgespec.cli.parser import CommandParser
 from edgespec.config.options import GROUPS, LOAD_PARAMETERS, OPTIONS
 from edgespec.system import console
 from edgespec.system.console import info
@@ -106,15 +107,45 @@ def add_options(parser: ArgumentParser) -> None:
             add_option(groups[option.group], name)
 
 
-def add_file(parser: argparse._ActionsContainer, flag: str, help: str, **settings: Any) -> None:
-    """Add a flag that takes a path, or a short and a long one."""
-    parser.add_argument(*flag.split(), metavar="FILE", type=_parse_file, help=help, **settings)
+def add_flags(parser: argparse._ActionsContainer, table: Mapping[str, Mapping[str, Any]]) -> None:
+    """Add the arguments of a table, each by its settings in argparse, of which a kind stands for several."""
+    for names, stated in table.items():
+        settings = {**_KINDS.get(stated.get("kind", ""), {}), **stated}
+        settings.pop("kind", None)
+        if isinstance(stated.get("default"), tuple):  # argparse appends to lists alone
+            settings["default"] = [*stated["default"]]
+        if settings.get("type") is int:
+            settings["help"] += _default_note(stated.get("default"))
+        parser.add_argument(*names.split(), **settings)
+
+
+def add_actions(
+    parser: CommandParser, texts: Mapping[str, Any], runs: Mapping[str, Callable[[Namespace], int | None]]
+) -> dict[str, CommandParser]:
+    """Add the commands below a command, with what their table and the table of options say; by their names."""
+    actions = {name: parser.add_command(name, texts[name]["what"]) for name in runs}
+    for name, action in actions.items():
+        add_flags(action, texts[name].get("arguments", {}))
+        add_options(action)
+        action.set_defaults(run=runs[name])
+    return actions
 
 
 def _parse_file(text: str) -> Path:
     if not text:  # which Path takes for the current folder
         raise argparse.ArgumentTypeError("the name of the file is empty; give one")
     return Path(text)
+
+
+# Kinds of arguments, by the settings that each stands for.
+_KINDS: dict[str, dict[str, Any]] = {
+    "path": {"type": Path},
+    "file": {"type": _parse_file, "metavar": "FILE"},
+    "whole": {"type": int},
+    "number": {"type": float},
+    "flag": {"action": "store_true"},
+    "switch": {"action": Switch, "default": None},
+}
 
 
 def add_mcp(parser: argparse._ActionsContainer, what: str) -> None:
@@ -126,11 +157,6 @@ def add_mcp(parser: argparse._ActionsContainer, what: str) -> None:
         metavar="SERVER",
         help=f"{what}: its command in quotes, its address, or a .json file with mcpServers; repeatable",
     )
-
-
-def add_count(parser: argparse._ActionsContainer, flag: str, help: str, default: int | None = None) -> None:
-    """Add a flag that takes a whole number."""
-    parser.add_argument(flag, metavar="N", type=int, default=default, help=help + _default_note(default))
 
 
 def add_model(parser: ArgumentParser, default: str | None = None, *, is_optional: bool = False) -> None:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import edgespec
 from edgespec import ContextOverflow, EdgeSpecError, MemoryExhausted, UsageError, __version__
 from edgespec.cli.arguments import (
-    add_count,
-    add_file,
+    add_flags,
     add_model,
     add_options,
     attribute_name,
@@ -23,6 +22,7 @@ from edgespec.cli.arguments import (
 from edgespec.cli.parser import CommandParser
 from edgespec.config.options import LOAD_PARAMETERS
 from edgespec.system.console import info
+from edgespec.system.tables import read_table
 from edgespec.system.text_files import explain_unreadable, read_text
 
 if TYPE_CHECKING:
@@ -36,46 +36,12 @@ OpenPeers = Callable[["edgespec.Engine"], AbstractContextManager[Sequence["Peer"
 
 
 def add_bench(parser: CommandParser) -> None:
+    table = read_table(__file__, "bench.toml")
     add_model(parser, is_optional=True)
-    add_file(
-        parser, "--prompts", "JSON Lines with prompt or turns (default: built-in); repeatable", action="append"
-    )
-    add_count(parser, "--per-category", "only the first N prompts of each category")
-    add_count(parser, "--max-tokens", "tokens per answer", 128)
-    add_count(parser, "--rounds", "answer every prompt N times", 3)
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
-    parser.add_argument(
-        "--learned",
-        choices=("fresh", "stored"),
-        default="fresh",
-        help="acceptance rates at the start of each round: none, or those stored from use (default: fresh)",
-    )
-    parser.add_argument(
-        "--both-modes",
-        action="store_true",
-        help="measure drafting in deterministic mode and without it, side by side",
-    )
-    parser.add_argument(
-        "--compare",
-        metavar="DRAFTER",
-        action="append",
-        default=[],
-        help="also measure this drafter, in the same run; repeatable",
-    )
-    add_file(parser, "--resume", "note each answered prompt in FILE, and continue an interrupted run from it")
-    reports = parser.add_argument_group("reports")
-    add_file(reports, "--html", "write a page with charts, one prompt and its answer")
-    add_file(
-        reports,
-        "--report",
-        "measure nothing: show what --json printed or --resume noted, or make a page of it with --html",
-    )
+    add_flags(parser, table["measuring"])
+    add_flags(parser.add_argument_group("reports"), table["reports"])
     add_options(parser)
-    parser.show_first(
-        *("--prompts", "--per-category", "--max-tokens", "--rounds", "--compare"),
-        *("--resume", "--html", "--report"),
-        *("--drafter", "--device", "--memory", "--offline", "--json"),
-    )
+    parser.show_first(*table["first"])
     parser.set_defaults(run=bench)
 
 
@@ -227,7 +193,7 @@ def _write_page(document: "BenchDocument", options: argparse.Namespace) -> None:
 
 def add_score(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    add_file(parser, "--file", "a text file", required=True)
+    add_flags(parser, {"--file": {"kind": "file", "required": True, "help": "a text file"}})
     add_options(parser)
     parser.set_defaults(run=_score)
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import edgespec
 from edgespec import FormatError, ModelError, UsageError, in_flags
 from edgespec.cli.arguments import (
-    Switch,
-    add_file,
+    add_flags,
     add_mcp,
     add_model,
     add_options,
@@ -25,10 +24,11 @@ from edgespec.cli.arguments import (
     stated_flags,
 )
 from edgespec.cli.chat_prompt import read_prompt, read_schema, tell_model_from_prompt
-from edgespec.cli.parser import PROMPT_WORDS, CommandParser
+from edgespec.cli.parser import CommandParser
 from edgespec.config.options import DEFAULT_MODEL, OPTIONS, SAMPLING_OPTIONS
 from edgespec.system.console import info, warn
 from edgespec.system.disk import has_content, open_read
+from edgespec.system.tables import read_table
 
 if TYPE_CHECKING:
     from edgespec.chat.files import AutosaveFile, TraceFile
@@ -36,89 +36,16 @@ if TYPE_CHECKING:
 
 
 def add_chat(parser: CommandParser) -> None:
+    table = read_table(__file__, "chat.toml")
     add_model(parser, DEFAULT_MODEL)
     parser.add_argument("--model", "-m", dest="named_model", metavar="MODEL", help=argparse.SUPPRESS)
-    parser.add_argument(
-        PROMPT_WORDS,
-        metavar="PROMPT",
-        nargs="?",
-        help="a prompt in quotes: print the answer and exit, as --prompt does",
-    )
-    parser.add_argument(
-        "-p",
-        "--prompt",
-        action="append",
-        metavar="TEXT",
-        help="answer TEXT and exit; - reads stdin; several are joined by blank lines (default: "
-        "stdin, or a chat if stdin is a terminal)",
-    )
-    add_file(
-        parser,
-        "--attach",
-        "send the text of FILE with the prompt, or with the first message: text, code, Markdown, CSV or PDF; "
-        "repeatable",
-        action="append",
-        default=[],
-    )
-    parser.add_argument(
-        "--continue",
-        dest="continues",
-        nargs="?",
-        const="",
-        metavar="NAME",
-        help="continue the last chat, or the one of that name, with its model",
-    )
-    parser.add_argument(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="end the answer where TEXT would come; repeatable",
-    )
-    add_file(parser, "--schema", "answer --prompt with JSON that matches the JSON schema in FILE")
-    add_file(
-        parser, "--tools", "let the model call the functions of FILE.py; you are asked before each call is run"
-    )
+    add_flags(parser, table["prompt"])
     add_mcp(parser, "let the model call the tools of an MCP server; you are asked before each call")
-    parser.add_argument(
-        "--allow",
-        action="append",
-        default=[],
-        metavar="TOOL",
-        help="run calls of TOOL without asking (all: of every tool); repeatable. Without a terminal only these "
-        "are run",
-    )
-    parser.add_argument(
-        "--think",
-        action=Switch,
-        default=None,
-        help="let MODEL think first, or not, if its chat template has a switch for it",
-    )
+    add_flags(parser, table["answer"])
     add_options(parser)
-    _add_files_of_passes(parser)
-    parser.show_first(
-        *("--prompt", "--attach", "--continue", "--system", "--think", "--temperature", "--max-tokens"),
-        *("--schema", "--tools", "--drafter", "--device", "--context", "--no-history", "--json"),
-    )
+    add_flags(parser.add_argument_group("advanced"), table["advanced"])
+    parser.show_first(*table["first"])
     parser.set_defaults(run=_chat, transcript=None)
-
-
-def _add_files_of_passes(parser: CommandParser) -> None:
-    """Add the flags of files that tell what each pass did."""
-    advanced = parser.add_argument_group("advanced")
-    add_file(
-        advanced,
-        "--log-rounds",
-        "write one line of JSON for each pass of the target: expected gain, tokens accepted",
-    )
-    add_file(
-        advanced,
-        "--trace",
-        "save when target and drafter worked: a picture if FILE ends in .svg, else JSON for chrome://tracing",
-    )
-    advanced.add_argument(
-        "--overwrite", action="store_true", help="let --log-rounds and --trace replace a file that exists"
-    )
 
 
 def _chat(options: argparse.Namespace) -> int:

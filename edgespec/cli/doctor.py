@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import edgespec
 from edgespec import ContextOverflow, DeviceUnavailable, EdgeSpecError, ModelError, UsageError, in_flags
 from edgespec.cli.arguments import (
-    add_count,
-    add_file,
+    add_flags,
     add_option,
     add_options,
     is_given,
@@ -48,8 +47,14 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
         "--exactness", metavar="MODEL", help="compare this model's text with and without drafting, token by token"
     )
     add_option(exactness, "drafter")
-    add_file(exactness, "--prompts", "JSON Lines, each with prompt or turns; the first turn is used")
-    add_count(exactness, "--max-tokens", "tokens per answer", 32)
+    prompts = "JSON Lines, each with prompt or turns; the first turn is used"
+    add_flags(
+        exactness,
+        {
+            "--prompts": {"kind": "file", "help": prompts},
+            "--max-tokens": {"kind": "whole", "metavar": "N", "default": 32, "help": "tokens per answer"},
+        },
+    )
     add_options(parser)
     parser.set_defaults(run=_doctor)
 

@@ -3,12 +3,11 @@
 import argparse
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import edgespec
 from edgespec import DeviceUnavailable, UsageError
-from edgespec.cli.arguments import Switch, add_count, add_file, add_options, model_home, print_result
+from edgespec.cli.arguments import add_flags, add_options, model_home, print_result
 from edgespec.cli.export_parts import (
     DRAFTER,
     TARGET,
@@ -22,111 +21,32 @@ from edgespec.cli.export_parts import (
 from edgespec.cli.parser import CommandParser
 from edgespec.system.command_line import quote
 from edgespec.system.console import info, warn
+from edgespec.system.tables import read_table
 from edgespec.system.units import format_bytes
 
 if TYPE_CHECKING:
     from edgespec.export.convert import MeasureRanges, OpenDecoder
 
 _UNKNOWN = "the pair is exported; whether its drafter pays is unknown until it is measured on its devices"
-_PRECISIONS = ("auto", "source", "fp32", "fp16", "int8", "int4", "w8a16")
-_FORMS = ("cpu", "gpu", "npu")
 
 
 def add_export(parser: CommandParser) -> None:
-    parser.add_argument(
-        "source",
-        metavar="SOURCE",
-        help="a .gguf file, a folder with safetensors, a name from the catalogue, or a model on the "
-        "Hugging Face hub: org/name, org/name:Q4_K_M, org/name:FILE.gguf",
-    )
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument("--output", metavar="DIR", type=Path, help="the model folder to create")
-    place.add_argument(
-        "--name", metavar="NAME", help="put it into the model home, where models list and serve find it by NAME"
-    )
-    place.add_argument(
-        "--add-to",
-        metavar="PAIR",
-        type=Path,
-        help="add the forms for the chosen devices to this pair folder",
-    )
-    parser.add_argument(
-        "--precision",
-        choices=_PRECISIONS,
-        help="precision of the weights (default: source, that of SOURCE; fp16 for an NPU; fp32 for a GPU without "
-        "fp16)",
-    )
-    add_count(
-        parser,
-        "--context-length",
-        "context length in tokens (default: the model's own; with longrope that of its first training)",
-    )
-    add_file(parser, "--adapter", "merge a LoRA adapter into the weights: a PEFT folder or a GGUF file")
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print the time, memory and disk that the export would take, and do nothing; needs no --output",
-    )
-    parser.add_argument(
-        "--check", action=Switch, help="compare the result with its source (default: if ONNX Runtime is installed)"
-    )
-    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit of SOURCE (default: main)")
+    table = read_table(__file__, "export.toml")
+    add_flags(parser, table["source"])
+    add_flags(parser.add_mutually_exclusive_group(), table["place"])
+    add_flags(parser, table["model"])
     add_options(parser)
-    _add_drafter(parser)
-    _add_advanced(parser)
-    parser.show_first(
-        *("--output", "--name", "--add-to", "--precision", "--context-length", "--adapter", "--dry-run"),
-        *("--drafter", "--device", "--drafter-device", "--offline", "--json"),
-    )
-    parser.set_defaults(run=_export)
-
-
-def _add_drafter(parser: argparse.ArgumentParser) -> None:
-    """Options for a drafter: one that is exported beside the model, or one of the model's own layers."""
     pair = parser.add_argument_group("pair", "Export a target and its drafter into one folder.")
-    pair.add_argument(
-        "--drafter",
-        metavar="SOURCE",
-        help="export this smaller model or drafting head too, as the drafter of SOURCE; mtp: the layers for "
-        "multi-token prediction that SOURCE itself has",
-    )
-    pair.add_argument(
-        "--drafter-precision",
-        choices=_PRECISIONS,
-        metavar="PRECISION",
-        help="as for --precision (default: source; of a drafting head int8, where its file has floats)",
-    )
-    pair.add_argument(
-        "--drafter-form", choices=_FORMS, help="as for --form (default: what --drafter-device needs)"
-    )
+    add_flags(pair, table["pair"])
     own = parser.add_argument_group("drafter from the model's own layers")
     layers = own.add_mutually_exclusive_group()
     _add_layers(layers, "--keep-layers", "write a drafter of these layers too, such as 0-5,9")
     _add_layers(layers, "--skip-layers", "write a drafter without these layers too")
-    add_count(own, "--vocab-subset", "trim the drafter's head to the N most frequent tokens")
-    add_file(own, "--vocab-corpus", "the text in which tokens are counted")
+    add_flags(own, table["own"])
     _add_layers(own, "--hidden-states", "let the model output the hidden states of these layers")
-
-
-def _add_advanced(parser: argparse.ArgumentParser) -> None:
-    advanced = parser.add_argument_group("advanced")
-    advanced.add_argument(
-        "--form",
-        choices=_FORMS,
-        help="gpu: fp16 activations and cache; npu: fixed shapes and basic operators (default: what --device "
-        "needs)",
-    )
-    choices: dict[str, tuple[list[Any], str]] = {
-        "block-size": ([32, 64, 128], "weights that share a scale, in int4 and int8"),
-        "exporter": (
-            ["native", "transformers", "optimum"],
-            "transformers or optimum: export other architectures through PyTorch, in fp32",
-        ),
-    }
-    for name, (known, what) in choices.items():
-        note = f"{what} (default: {known[0]})"
-        advanced.add_argument(f"--{name}", type=type(known[0]), default=known[0], choices=known, help=note)
-    add_file(advanced, "--calibration", "for w8a16: prompts (JSON Lines) that show the range of activations")
+    add_flags(parser.add_argument_group("advanced"), table["advanced"])
+    parser.show_first(*table["first"])
+    parser.set_defaults(run=_export)
 
 
 def _add_layers(parser: argparse._ActionsContainer, flag: str, help: str) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 
 import edgespec
 from edgespec import EdgeSpecError, UsageError, in_flags
-from edgespec.cli.arguments import add_options, model_home, print_result
+from edgespec.cli.arguments import add_actions, model_home, print_result
 from edgespec.cli.parser import CommandParser
 from edgespec.cli.table import table
 from edgespec.system.command_line import quote
 from edgespec.system.console import info
 from edgespec.system.printable import printable
+from edgespec.system.tables import read_table
 from edgespec.system.terminal import terminal_width
 from edgespec.system.units import format_bytes
 
@@ -23,54 +24,20 @@ _LONG_S = 1e9  # as far off as what is kept for good
 
 
 def add_models(parser: CommandParser) -> None:
-    described = {
-        "list": ("list your models, and models that can be pulled", _list),
-        "pull": (
-            "download and prepare a model and its drafter, if the catalogue has one; repair a damaged model",
-            _pull,
-        ),
-        "show": ("print the details of a prepared model", _show),
-        "ps": ("list the models that a running server has loaded", _loaded),
-        "rename": ("give a prepared model another name", _rename),
-        "path": ("print the folder of a prepared model", _path),
-        "verify": ("compare every file with its recorded hash, offline", _verify),
-        "remove": ("delete prepared models and their downloads", _remove),
-        "prune": ("delete all downloads, interrupted ones too; prepared models stay", _prune),
-        "learned": ("list what drafting heads have learned from use, and what it gains", _learned),
-        "forget": ("delete what a drafting head has learned from use", _forget),
+    runs = {
+        "list": _list,
+        "pull": _pull,
+        "show": _show,
+        "ps": _loaded,
+        "rename": _rename,
+        "path": _path,
+        "verify": _verify,
+        "remove": _remove,
+        "prune": _prune,
+        "learned": _learned,
+        "forget": _forget,
     }
-    for name, (what, run) in described.items():
-        action = parser.add_command(name, what)
-        if name == "verify":
-            action.add_argument("models", metavar="MODEL", nargs="*", help="a name or folder (default: all)")
-        elif name == "learned":
-            action.add_argument(
-                "model", metavar="MODEL", nargs="?", help="a name or folder (default: all in the model home)"
-            )
-        elif name == "remove":
-            action.add_argument("models", metavar="MODEL", nargs="+", help="a name from edgespec models list")
-            action.add_argument("--yes", action="store_true", help="do not ask, even if presets need the model")
-        elif name not in ("list", "prune", "ps"):
-            known = {"pull": "a model, as for chat", "rename": "a name from edgespec models list"}
-            action.add_argument("model", metavar="MODEL", help=known.get(name, "a name or folder"))
-        if name == "list":
-            action.add_argument("--all", action="store_true", help="list every model that can be pulled")
-        if name == "prune":
-            action.add_argument(
-                "--dry-run", action="store_true", help="print what would be deleted, and delete nothing"
-            )
-        if name == "rename":
-            action.add_argument("name", metavar="NAME", help="the new name, such as my-model")
-        if name == "forget":
-            action.add_argument(
-                "domain", metavar="NAME", nargs="?", help="the name that was given to --learn (default: all)"
-            )
-        if name == "pull":
-            action.add_argument("--name", metavar="NAME", help="give the model this name")
-            action.add_argument("--no-drafter", action="store_true", help="do not pull the drafter")
-            action.add_argument("--check", action="store_true", help="compare the prepared model with its source")
-        add_options(action)
-        action.set_defaults(run=run)
+    add_actions(parser, read_table(__file__, "models.toml"), runs)
     parser.default_command = "list"
 
 

@@ -19,7 +19,7 @@ from edgespec.system.console import discard_output
 from edgespec.system.printable import one_line, printable
 from edgespec.system.tables import read_table
 
-PROMPT_WORDS = "words"  # the attribute of a prompt that is given without a flag
+_PROMPT_WORDS = "words"  # the attribute of a prompt that is given without a flag
 _WIDEST = 110
 _CUTOFF, _VALUE_CUTOFF = 0.6, 0.75  # how near a word is to one that is suggested
 _CHOICE = re.compile(r"argument (?P<what>.+?): invalid choice: '?(?P<word>.*?)'? \(choose from (?P<known>.*)\)")
@@ -137,8 +137,8 @@ class CommandParser(argparse.ArgumentParser):
         if self.commands and given and given[0].startswith("-") and given[0] not in self._option_string_actions:
             self._refuse_flag(given[0])
         found, extras = super().parse_known_args(given, namespace)
-        if len(extras) == 1 and not extras[0].startswith("-") and vars(found).get(PROMPT_WORDS, "") is None:
-            setattr(found, PROMPT_WORDS, extras.pop())  # argparse leaves it where options stand before it
+        if len(extras) == 1 and not extras[0].startswith("-") and vars(found).get(_PROMPT_WORDS, "") is None:
+            setattr(found, _PROMPT_WORDS, extras.pop())  # argparse leaves it where options stand before it
         if extras:
             flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
             hint = _suggest(extras[0].partition("=")[0], flags) if extras[0].startswith("-") else ""

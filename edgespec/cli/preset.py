@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import edgespec
 from edgespec import EdgeSpecError, ModelError, UsageError, in_flags
 from edgespec.cli.arguments import (
-    Switch,
-    add_file,
+    add_actions,
     add_option,
     attribute_name,
     checked_name,
@@ -21,6 +20,7 @@ from edgespec.cli.parser import CommandParser
 from edgespec.config.options import LOAD_PARAMETERS, PRESET_OPTIONS
 from edgespec.system.console import info
 from edgespec.system.printable import one_line
+from edgespec.system.tables import read_table
 from edgespec.system.text_files import explain_unreadable, read_text
 
 if TYPE_CHECKING:
@@ -30,44 +30,13 @@ _LARGEST = 1 << 20  # bytes of a file
 
 
 def add_preset(parser: CommandParser) -> None:
-    described = {
-        "create": ("save a model with options under a name, for chat, serve and load", _create),
-        "list": ("list presets", _list),
-        "show": ("print the file of a preset", _show),
-        "remove": ("delete presets; their models stay", _remove),
-    }
-    for name, (what, run) in described.items():
-        action = parser.add_command(name, what)
-        if name == "remove":
-            action.add_argument("names", metavar="NAME", nargs="+", help="a preset, such as my-poet")
-        elif name != "list":
-            action.add_argument("name", metavar="NAME", help="the preset, such as my-poet")
-        action.set_defaults(run=run)
-        if name == "create":
-            _add_contents(action)
-    parser.default_command = "list"
-
-
-def _add_contents(action: CommandParser) -> None:
-    action.add_argument("--from", dest="source", metavar="MODEL", help="a model, as for chat, or another preset")
-    add_file(
-        action, "-f --file", "a Modelfile of ollama: FROM, SYSTEM, PARAMETER and MESSAGE; options override it"
-    )
-    action.add_argument(
-        "--stop", action="append", metavar="TEXT", help="end answers where TEXT would come; repeatable"
-    )
-    add_file(action, "--schema", "answers are JSON that matches the JSON schema in FILE")
-    add_file(action, "--tools", "let the model call the functions of FILE.py, in edgespec chat only")
-    action.add_argument(
-        "--think", action=Switch, default=None, help="let the model think before it answers, or not"
-    )
-    action.add_argument("--overwrite", action="store_true", help="replace a preset of the same name")
+    table = read_table(__file__, "preset.toml")
+    runs = {"create": _create, "list": _list, "show": _show, "remove": _remove}
+    create = add_actions(parser, table, runs)["create"]
     for name in PRESET_OPTIONS:
-        add_option(action, name)
-    action.show_first(
-        *("--from", "--file", "--system", "--temperature", "--max-tokens", "--context", "--stop", "--think"),
-        *("--schema", "--tools", "--drafter", "--overwrite"),
-    )
+        add_option(create, name)
+    create.show_first(*table["first"])
+    parser.default_command = "list"
 
 
 def _create(options: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import edgespec
 from edgespec import EdgeSpecError, UsageError
 from edgespec.cli.arguments import (
-    add_file,
+    add_flags,
     add_mcp,
     add_model,
     add_options,
@@ -35,7 +35,8 @@ def add_serve(parser: CommandParser) -> None:
     add_model(parser, is_optional=True)
     add_options(parser)
     add_mcp(parser, "let clients list and run the tools of an MCP server")
-    add_file(parser, "--log", "write messages to the end of FILE, and none to the terminal")
+    log = "write messages to the end of FILE, and none to the terminal"
+    add_flags(parser, {"--log": {"kind": "file", "help": log}})
     parser.show_first(
         *("--host", "--port", "--api-key", "--allow-origin", "--no-web", "--max-models", "--max-parallel"),
         *("--idle-timeout", "--max-tokens", "--drafter", "--device", "--memory", "--offline"),

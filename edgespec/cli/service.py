@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 from edgespec import EdgeSpecError, UsageError
 from edgespec.cli.arguments import (
-    add_count,
+    add_actions,
     add_mcp,
     add_model,
-    add_options,
     attribute_name,
     checked_name,
     is_given,
@@ -29,42 +28,29 @@ from edgespec.config.options import OPTIONS
 from edgespec.system.command_line import join_words
 from edgespec.system.console import info
 from edgespec.system.disk import explain_change, replace_file
+from edgespec.system.tables import read_table
 
 if TYPE_CHECKING:
     from edgespec.cli.service_manager import Command, ServiceManager
 
 _WAIT_S = 60.0  # for a command of the system, and for the end of the server
 _ASK_S = 0.2  # between two looks at the server while it ends
-_LINES = 50
 
 
 def add_service(parser: CommandParser) -> None:
-    described = {
-        "install": ("start the server now and at each login", _install),
-        "start": ("start the installed server", _start),
-        "stop": ("stop the server until the next login or start", _stop),
-        "status": ("say whether the server runs (exit code 0) or not (1)", _status),
-        "logs": ("print the last lines of the server's log", _logs),
-        "uninstall": ("stop the server and remove the service", _uninstall),
+    table = read_table(__file__, "service.toml")
+    runs = {
+        "install": _install,
+        "start": _start,
+        "stop": _stop,
+        "status": _status,
+        "logs": _logs,
+        "uninstall": _uninstall,
     }
-    for name, (what, run) in described.items():
-        action = parser.add_command(name, what)
-        action.set_defaults(run=run)
-        if name in ("install", "uninstall"):
-            action.add_argument(
-                "--dry-run", action="store_true", help="print what would be written and run, and do nothing"
-            )
-        if name == "logs":
-            add_count(action, "--lines", "number of lines", _LINES)
-            action.add_argument("--follow", action="store_true", help="keep printing new lines, until Ctrl-C")
-        if name == "install":
-            add_model(action, is_optional=True)
-            add_options(action)
-            add_mcp(action, "let clients list and run the tools of an MCP server")
-            action.show_first(
-                *("--dry-run", "--host", "--port", "--api-key", "--no-web", "--max-models", "--idle-timeout"),
-                *("--drafter", "--device", "--memory"),
-            )
+    install = add_actions(parser, table, runs)["install"]
+    add_model(install, is_optional=True)
+    add_mcp(install, "let clients list and run the tools of an MCP server")
+    install.show_first(*table["first"])
 
 
 def _install(options: argparse.Namespace) -> None:

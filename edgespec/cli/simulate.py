@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import edgespec
 from edgespec import MAX_FIXED_TOKENS, UsageError
-from edgespec.cli.arguments import add_count, add_file, print_result
+from edgespec.cli.arguments import add_flags, print_result
 from edgespec.system.console import info
+from edgespec.system.tables import read_table
 
 if TYPE_CHECKING:
     from edgespec.simulation.machines import PublishedMachine
@@ -25,26 +26,8 @@ _SHORTEST_MS, _LONGEST_MS, _DEAREST = 1e-6, 1e9, 1e6
 
 
 def add_simulate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--machine",
-        metavar="NAME",
-        help="a machine whose figures were published; `--machine list` lists them with their sources",
-    )
-    parser.add_argument("--drafter-device", metavar="NAME", help="where that machine drafts: cpu or npu")
-    figures = {
-        "--target-ms": ("T", "milliseconds per target pass over one token"),
-        "--draft-ms": ("D", "milliseconds per drafted token"),
-        "--acceptance": ("A", "probability from 0 to 1 that a drafted token is accepted if all before it were"),
-    }
-    for flag, (metavar, what) in figures.items():
-        parser.add_argument(flag, type=float, metavar=metavar, help=what)
-    add_count(parser, "--draft-length", "tokens per draft in the serial schedule (default: the fastest length)")
-    parser.add_argument(
-        "--verify-cost",
-        metavar="1,R,…",
-        help="time of a pass over 1, 2, … tokens, relative to a pass over one; the last increase is repeated for "
-        "longer passes (default: all passes take equally long)",
-    )
+    table = read_table(__file__, "simulate.toml")
+    add_flags(parser, table["figures"])
     parser.add_argument(
         "--replay",
         type=Path,
@@ -54,7 +37,7 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
         help="accept and reject drafts as a real pair did: output of `chat --log-rounds`, which also supplies the "
         "figures that are not given; without FILE a recording that comes with edgespec",
     )
-    add_file(parser, "--trace", "draw what both lanes do: .svg, .html, or .json for chrome://tracing")
+    add_flags(parser, table["drawing"])
     parser.set_defaults(run=_simulate)
 
 

@@ -4,23 +4,15 @@ import argparse
 from dataclasses import asdict
 from functools import partial
 from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import edgespec
 from edgespec import UsageError
-from edgespec.cli.arguments import (
-    add_count,
-    add_file,
-    add_model,
-    add_options,
-    load_engine,
-    model_home,
-    print_result,
-)
+from edgespec.cli.arguments import add_flags, add_model, add_options, load_engine, model_home, print_result
 from edgespec.cli.parser import CommandParser
 from edgespec.system.command_line import join_words, quote
 from edgespec.system.console import info
+from edgespec.system.tables import read_table
 from edgespec.system.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -31,72 +23,13 @@ _LEAST_MINUTES, _MOST_MINUTES = 0.1, 100_000.0
 
 
 def add_train(parser: CommandParser) -> None:
+    table = read_table(__file__, "train.toml")
     add_model(parser)
-    parser.add_argument(
-        "--output", metavar="HEAD", type=Path, required=True, help="the folder to write the head to"
-    )
-    prompts = parser.add_mutually_exclusive_group()
-    add_file(
-        prompts,
-        "--corpus",
-        "your own prompts, which the model answers: a line or a JSON object each (default: some 400 that come "
-        "with edgespec, and as many as the model has time to write)",
-    )
-    prompts.add_argument(
-        "--from-answers",
-        action="store_true",
-        help="train on the stored answers of MODEL, without making new ones",
-    )
-    add_file(
-        parser,
-        "--held-out",
-        "prompts to test the head on, which are not trained on; a file like that of --corpus (default: one prompt "
-        "in twelve)",
-    )
-    parser.add_argument(
-        "--written",
-        metavar="SHARE",
-        type=float,
-        help="the share of texts whose prompts the model writes itself, 0 to 1 (default: 0.5, and 0 with --corpus "
-        "or --from-answers)",
-    )
-    parser.add_argument(
-        "--minutes",
-        metavar="M",
-        type=float,
-        default=60.0,
-        help="time limit in minutes; the time for hidden states comes on top (default: 60)",
-    )
-    parser.add_argument(
-        "--disk", metavar="SIZE", default="4G", help="disk space for hidden states, such as 512M (default: 4G)"
-    )
-    parser.add_argument(
-        "--epochs",
-        metavar="N",
-        type=float,
-        default=0.0,
-        help="end when each token was trained on this often, in all runs (default: when the time is over)",
-    )
-    parser.add_argument(
-        "--variation",
-        metavar="SHARE",
-        type=float,
-        default=0.0,
-        help="the share of the loss, 0 to 1, that is total variation (refused drafts) instead of cross-entropy "
-        "(default: 0)",
-    )
-    add_count(parser, "--draft-vocab", "tokens that the head can draft", 16_384)
-    parser.add_argument(
-        "--train-device",
-        choices=("auto", "cpu", "cuda", "mps", "xpu"),
-        default="auto",
-        help="where PyTorch trains, and runs the model if it is cuda or cpu (default: cuda if there is one, else "
-        "cpu)",
-    )
+    add_flags(parser, table["head"])
+    add_flags(parser.add_mutually_exclusive_group(), table["prompts"])
+    add_flags(parser, table["training"])
     add_options(parser)
-    parser.show_first(
-        "--output", "--minutes", "--corpus", "--from-answers", "--disk", "--train-device", "--offline"
-    )
+    parser.show_first(*table["first"])
     parser.set_defaults(run=_train)
 
 
