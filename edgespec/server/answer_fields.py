@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from edgespec.server.protocol import (
     SpeculationField,
     StructuredOutputs,
     Text,
+    stop_strings,
     text_of,
     within,
 )
@@ -287,48 +288,78 @@ def tool_use_of(asked: TalkRequest) -> ToolUse | None:
         raise ApiError(400, str(error), param=param) from None
 
 
-class StatedTalk(NamedTuple):
-    """A conversation that a request has, the beginning of its answer, and what may be in the answer."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerPlan:
+    """The answers that a request asks for.
 
-    messages: Sequence[Turn]
-    prefill: str
-    use: ToolUse | None
-    format: StatedFormat | None
+    num_answers: How many.
+    requests: What to ask the engine for each of them; called in a thread once the model is loaded.
+    num_prompts: How many prompts they are answers to, each to as many as the others.
+    priority: Of the request; the model gives its place up to one of a higher priority.
+    """
 
-    def requests(
-        self, asked: TalkRequest, engine: Engine, samplings: Sequence[SamplingParams], options: AnswerOptions
-    ) -> list[AnswerRequest]:
-        """An answer for each sampling; options has what chat completions and responses state in different ways.
+    model: str | None
+    num_answers: int
+    requests: Callable[[Engine], Sequence[AnswerRequest]]
+    num_prompts: int = 1
+    priority: int = 0
 
-        Raises ApiError: 400, the reasoning is stated in a wrong way.
-        """
+
+def talk_plan(
+    asked: TalkRequest,
+    conversation: tuple[Sequence[Turn], str],
+    format: StatedFormat | None,
+    limits: Limits,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prediction: Prediction | None = None,
+    num_answers: int = 1,
+) -> AnswerPlan:
+    """The answers to a conversation, by what chat completions and responses state in one way.
+
+    conversation: Its messages, and the beginning of the answer.
+
+    Raises ApiError: 400, the request asks for what cannot be.
+    """
+    (messages, prefill), use = conversation, tool_use_of(asked)
+    stop, priority = stop_strings(asked.stop, limits), priority_of(asked)
+
+    def requests(engine: Engine) -> Sequence[AnswerRequest]:
+        require_followed(asked, engine)
         thinking, template_options = thinking_of(asked, engine), template_options_of(asked)
-        options = {
-            **options,
-            "thinking": thinking,
-            "template_options": template_options,
-            "prefill": self.prefill,
-            "response_format": self.format and self.format.value,
-            "thinking_budget": budget_of(asked, engine),
-            "whole_tool_calls": not asked.stream,
-        }
-        if use := self.use:
-            options |= {"tools": use.tools, "tool_choice": use.choice, "parallel_tool_calls": use.is_parallel}
-        opens_reasoning = engine.opens_reasoning(
-            self.messages,
+        options = AnswerOptions(
+            max_tokens=max_tokens,
+            stop=stop,
+            logprobs=logprobs,
+            drafting=drafting_of(asked.speculation, prediction, engine.open_drafters),
+            priority=priority,
             thinking=thinking,
             template_options=template_options,
-            prefill=self.prefill,
-            response_format=self.format and self.format.value,
+            prefill=prefill,
+            response_format=format and format.value,
+            thinking_budget=budget_of(asked, engine),
+            whole_tool_calls=not asked.stream,
+        )
+        if use:
+            options |= {"tools": use.tools, "tool_choice": use.choice, "parallel_tool_calls": use.is_parallel}
+        opens_reasoning = engine.opens_reasoning(
+            messages,
+            thinking=thinking,
+            template_options=template_options,
+            prefill=prefill,
+            response_format=format and format.value,
             tool_choice=use.choice if use else None,
         )
         return [
             AnswerRequest(
-                prompt=self.messages,
-                options={**options, "sampling": sampling},
-                use=self.use,
-                format_field=self.format and self.format.field,
+                prompt=messages,
+                options={**options, "sampling": sampling_of(asked, engine, limits, i)},
+                use=use,
+                format_field=format and format.field,
                 opens_reasoning=opens_reasoning,
             )
-            for sampling in samplings
+            for i in range(num_answers)
         ]
+
+    return AnswerPlan(model=asked.model, num_answers=num_answers, requests=requests, priority=priority)

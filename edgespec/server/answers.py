@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from edgespec import AnswerStream, Chunk, Completion, Engine, FormatError, Stats, Tool, join_chunks
-from edgespec.server.answer_fields import AnswerRequest
+from edgespec.server.answer_fields import AnswerPlan, AnswerRequest
 from edgespec.server.answer_parts import Identity, notes_of, speculation_of
 from edgespec.server.client import Bodies, run_for_client, run_until_closing
 from edgespec.server.errors import ApiError, Preempted, explain_format
@@ -71,23 +71,6 @@ class Services:
         async with self.host.lease(loaded_as, priority) as lease:
             lease.preset = preset
             yield lease
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerPlan:
-    """The answers that a request asks for.
-
-    num_answers: How many.
-    requests: What to ask the engine for each of them; called in a thread once the model is loaded.
-    num_prompts: How many prompts they are answers to, each to as many as the others.
-    priority: Of the request; the model gives its place up to one of a higher priority.
-    """
-
-    model: str | None
-    num_answers: int
-    requests: Callable[[Engine], Sequence[AnswerRequest]]
-    num_prompts: int = 1
-    priority: int = 0
 
 
 @dataclass(slots=True)

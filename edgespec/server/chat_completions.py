@@ -1,29 +1,20 @@
 """POST /v1/chat/completions"""
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edgespec import AnswerOptions, CallArguments, CallStart, Chunk, Completion, Engine, ReasoningStream
-from edgespec.server.answer_fields import (
-    AnswerRequest,
-    StatedTalk,
-    drafting_of,
-    format_of,
-    priority_of,
-    require_followed,
-    sampling_of,
-    tool_use_of,
-)
+from edgespec import CallArguments, CallStart, Chunk, Completion, ReasoningStream
+from edgespec.server.answer_fields import AnswerPlan, AnswerRequest, format_of, talk_plan
 from edgespec.server.answer_parts import Identity, TokenWords, chat_logprobs, new_identity
-from edgespec.server.answers import AnswerPlan, Answers, Services, choice_events, respond
+from edgespec.server.answers import Answers, Services, choice_events, respond
 from edgespec.server.errors import wrong
 from edgespec.server.limits import Limits
 from edgespec.server.messages import conversation_of
-from edgespec.server.protocol import ChatRequest, answer_length, stop_strings, within
+from edgespec.server.protocol import ChatRequest, answer_length, within
 from edgespec.server.thinking import content_deltas, content_of, reasoning_of
 
 _REASONS = {"stop": "stop", "tool_calls": "tool_calls"}  # of the end of an answer; any other is "length"
@@ -42,26 +33,17 @@ def chat_plan(asked: ChatRequest, limits: Limits) -> AnswerPlan:
     top = within("top_logprobs", asked.top_logprobs, 0, limits.num_top_logprobs)
     if top is not None and not asked.logprobs:
         raise wrong("top_logprobs", "is given without logprobs; set logprobs to true")
-    use = tool_use_of(asked)
-    talk = StatedTalk(*conversation_of(asked.messages), use, format_of(asked))
     name = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
-    max_tokens = answer_length(name, getattr(asked, name), limits)
-    stop = stop_strings(asked.stop, limits)
-    priority = priority_of(asked)
-
-    def requests(engine: Engine) -> Sequence[AnswerRequest]:
-        require_followed(asked, engine)
-        options = AnswerOptions(
-            max_tokens=max_tokens,
-            stop=stop,
-            logprobs=(top or 0) if asked.logprobs else None,
-            drafting=drafting_of(asked.speculation, asked.prediction, engine.open_drafters),
-            priority=priority,
-        )
-        samplings = [sampling_of(asked, engine, limits, i) for i in range(num_answers)]
-        return talk.requests(asked, engine, samplings, options)
-
-    return AnswerPlan(model=asked.model, num_answers=num_answers, requests=requests, priority=priority)
+    return talk_plan(
+        asked,
+        conversation_of(asked.messages),
+        format_of(asked),
+        limits,
+        max_tokens=answer_length(name, getattr(asked, name), limits),
+        logprobs=(top or 0) if asked.logprobs else None,
+        prediction=asked.prediction,
+        num_answers=num_answers,
+    )
 
 
 async def _document(asked: ChatRequest, identity: Identity, answers: Answers) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from edgespec import AnswerOptions, Chunk, Completion, Engine
 from edgespec.server.answer_fields import (
+    AnswerPlan,
     AnswerRequest,
     drafting_of,
     format_of,
@@ -17,7 +18,7 @@ from edgespec.server.answer_fields import (
     sampling_of,
 )
 from edgespec.server.answer_parts import Identity, TextPlaces, TokenWords, completion_logprobs, new_identity
-from edgespec.server.answers import AnswerPlan, Answers, Services, choice_events, respond
+from edgespec.server.answers import Answers, Services, choice_events, respond
 from edgespec.server.errors import wrong
 from edgespec.server.limits import Limits
 from edgespec.server.protocol import CompletionRequest, answer_length, stop_strings, texts_of, within

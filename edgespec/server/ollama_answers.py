@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from edgespec import CallArguments, CallEnd, CallStart, Engine, ToolCall, join_calls
-from edgespec.server.answer_fields import AnswerRequest
+from edgespec.server.answer_fields import AnswerPlan, AnswerRequest
 from edgespec.server.answer_parts import token_entries
-from edgespec.server.answers import AnswerPlan, Answers, Services, respond
+from edgespec.server.answers import Answers, Services, respond
 from edgespec.server.chat_completions import chat_plan
 from edgespec.server.client import run_for_client
 from edgespec.server.completions import completion_plan

@@ -11,23 +11,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edgespec import AnswerOptions, CallArguments, CallEnd, CallStart, Chunk, Engine, ToolUse, in_order
-from edgespec.server.answer_fields import (
-    AnswerRequest,
-    StatedFormat,
-    StatedTalk,
-    drafting_of,
-    priority_of,
-    require_followed,
-    sampling_of,
-    tool_use_of,
-)
+from edgespec import CallArguments, CallEnd, CallStart, Chunk, ToolUse, in_order
+from edgespec.server.answer_fields import AnswerPlan, StatedFormat, talk_plan
 from edgespec.server.answer_parts import Identity, entries_of, new_identity, token_entries
-from edgespec.server.answers import AnswerPlan, Answers, Services, respond
+from edgespec.server.answers import Answers, Services, respond
 from edgespec.server.errors import wrong
 from edgespec.server.limits import Limits
 from edgespec.server.messages import read_conversation, stated_messages
-from edgespec.server.protocol import ResponsesRequest, answer_length, stop_strings, within
+from edgespec.server.protocol import ResponsesRequest, answer_length, within
 from edgespec.server.request_log import RequestRecord, record_of
 from edgespec.server.sse import EVENTS, event
 from edgespec.server.thinking import reasoning_of
@@ -62,25 +53,15 @@ def _plan(asked: ResponsesRequest, limits: Limits) -> AnswerPlan:
     for name in ("previous_response_id", "conversation", "prompt", "background"):
         if getattr(asked, name):
             raise wrong(name, "is given, and nothing is stored here; send the whole conversation")
-    max_tokens = answer_length("max_output_tokens", asked.max_output_tokens, limits)
-    stop = stop_strings(asked.stop, limits)
     top = within("top_logprobs", asked.top_logprobs, 0, limits.num_top_logprobs)
-    conversation = read_conversation(list(stated_messages(asked)), "input")
-    talk = StatedTalk(*conversation, tool_use_of(asked), _format_of(asked))
-    priority = priority_of(asked)
-
-    def requests(engine: Engine) -> Sequence[AnswerRequest]:
-        require_followed(asked, engine)
-        options = AnswerOptions(
-            max_tokens=max_tokens,
-            stop=stop,
-            logprobs=top or (0 if _LOGPROBS in (asked.include or ()) else None),
-            drafting=drafting_of(asked.speculation, None, engine.open_drafters),
-            priority=priority,
-        )
-        return talk.requests(asked, engine, [sampling_of(asked, engine, limits)], options)
-
-    return AnswerPlan(model=asked.model, num_answers=1, requests=requests, priority=priority)
+    return talk_plan(
+        asked,
+        read_conversation(list(stated_messages(asked)), "input"),
+        _format_of(asked),
+        limits,
+        max_tokens=answer_length("max_output_tokens", asked.max_output_tokens, limits),
+        logprobs=top or (0 if _LOGPROBS in (asked.include or ()) else None),
+    )
 
 
 def _format_of(asked: ResponsesRequest) -> StatedFormat | None:
