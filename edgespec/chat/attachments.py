@@ -11,6 +11,7 @@ from typing import NamedTuple
 from edgespec import UsageError, read_pdf
 from edgespec.system.command_line import split_words
 from edgespec.system.printable import one_line
+from edgespec.system.tables import read_table
 from edgespec.system.text_files import decode_text, require_own_content
 from edgespec.system.units import format_bytes
 
@@ -19,24 +20,7 @@ MAX_PDF_BYTES = 64 << 20
 _PDF = b"%PDF-"
 _HEAD = re.compile(r"File: ([^\n]+)\n(`{3,})[^`\n]*\n")
 _MIN_FENCE = 3
-# What a fence is called where that is not the end of the file's name.
-_LANGUAGES = {
-    "py": "python",
-    "js": "javascript",
-    "ts": "typescript",
-    "rs": "rust",
-    "rb": "ruby",
-    "sh": "bash",
-    "yml": "yaml",
-    "md": "markdown",
-    "h": "c",
-    "hpp": "cpp",
-    "cc": "cpp",
-    "cs": "csharp",
-    "pdf": "text",
-    "txt": "text",
-    "log": "text",
-}
+_LANGUAGES: dict[str, str] = read_table(__file__, "fences.toml")
 _IS_LANGUAGE = re.compile(r"[a-z0-9+#]{1,12}").fullmatch
 
 
@@ -92,7 +76,7 @@ def find_paths(argument: str) -> list[Path]:
 
     Raises UsageError: one of them is missing.
     """
-    if _exists(path := expand_path(argument)):
+    if os.path.exists(path := expand_path(argument)):
         return [path]
     try:
         words = split_words(argument)
@@ -100,14 +84,14 @@ def find_paths(argument: str) -> list[Path]:
         words = [argument]
     paths = [path for word in words for path in _matching(expand_path(word))]
     for path in paths:
-        if not _exists(path):
+        if not os.path.exists(path):
             raise UsageError(f"there is no file {one_line(str(path), 200)}; nothing was attached")
     return paths
 
 
 def _matching(path: Path) -> list[Path]:
     """The files of a name with wildcards, as a shell finds them; the name itself where there is none."""
-    if _exists(path) or not glob.has_magic(str(path)):
+    if os.path.exists(path) or not glob.has_magic(str(path)):
         return [path]
     return [Path(found) for found in sorted(glob.glob(str(path))) if os.path.isfile(found)] or [path]
 
@@ -118,13 +102,6 @@ def expand_path(name: str) -> Path:
         return Path(name).expanduser()
     except RuntimeError as error:
         raise UsageError(f"{one_line(name, 200)}: {error}") from None
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # a name that is too long, or has a NUL
-        return False
 
 
 def read_attachment(path: Path) -> Attachment:

@@ -10,40 +10,10 @@ from typing import NamedTuple
 from edgespec import Reply
 from edgespec.chat.attachments import Attachment
 from edgespec.chat.session import ChatSession
+from edgespec.system.tables import read_table
 
 _QUOTES = '"""'
-# The commands that are used most, in groups, and what they do.
-FIRST_PAGE = (
-    ("/retry, /edit, /undo", "answer again; edit or remove your last message"),
-    ("/go, /answer", "continue the last answer; edit it"),
-    ("/copy, /save FILE", "copy the last answer; save the chat to a file"),
-    ("/clear, /compact", "start a new chat; replace this one by a summary"),
-    ("/chats, /open NAME", "list the saved chats; continue one"),
-    ("/attach FILE", "send a file's text with your next message"),
-    ("/model, /drafter", "show or switch the model, or what drafts for it"),
-    ("/system TEXT, /set", "set the system message; show and change settings"),
-    ("/think", "on or off: whether the model thinks before it answers"),
-    ("/context, /stats", "show how full the context is; whether drafting helps"),
-    ("/exit", "leave"),
-)
-_FIRST_KEYS = (
-    "Enter sends, Alt-Enter starts a new line, Tab completes, Up recalls input.",
-    "Ctrl-C stops the answer; press it twice, or Ctrl-D, to leave.",
-    "/help all lists all commands and keys; /help COMMAND explains one.",
-)
-_KEYS = (
-    ("Enter", "send"),
-    ("Alt-Enter, Ctrl-J", "start a new line"),
-    ("Ctrl-X Ctrl-E", "write the message in $EDITOR"),
-    ("Up, Ctrl-R", "recall or search earlier input"),
-    ("Tab", "complete commands, files and models"),
-    ("Ctrl-C", "stop the answer; press it twice to leave"),
-    ("Ctrl-D", "leave"),
-)
-_DRAFTING = (
-    "Drafting makes answers faster: a drafter guesses the next tokens, and the model checks several guesses in "
-    "one pass. Where deterministic mode holds, as edgespec doctor tells, the text stays the same to the byte."
-)
+_HELP = read_table(__file__, "help.toml")
 
 
 class Argument(Enum):
@@ -67,30 +37,6 @@ class Argument(Enum):
     HELP = "[all|COMMAND]"
 
 
-# What may follow a command, for its help.
-_EXAMPLES = {
-    Argument.PATH: "talk.jsonl",
-    Argument.MODEL: "smollm2-360m",
-    Argument.DRAFTER: "ngram",
-    Argument.SETTING: "temperature 0.7",
-    Argument.VIEW: "plain",
-    Argument.COUNT: "2",
-    Argument.PART: "code",
-    Argument.ATTACHED: "notes.md",
-    Argument.SWITCH: "on",
-    Argument.UNDO: "undo",
-    Argument.THINKING: "off",
-    Argument.HELP: "attach",
-}
-_EXAMPLES_BY_NAME = {
-    "system": "Answer in one sentence.",
-    "attach": "notes.md src/*.py",
-    "open": "2, or the beginning of its title",
-    "name": "Plans for May",
-    "trace": "trace.svg",
-}
-
-
 class Next(NamedTuple):
     """The next step after a command: an answer, a message to edit, the last answer shown again, or the end."""
 
@@ -109,9 +55,12 @@ Action = Callable[[ChatSession, str], Next | None]
 
 
 class Command(NamedTuple):
+    """example: Of what may follow it; empty where nothing may."""
+
     name: str
     argument: Argument
     meaning: str
+    example: str
     action: Action
 
 
@@ -155,21 +104,20 @@ def block_text(text: str) -> str | None:
 
 
 def first_page() -> str:
-    return "\n".join([*_columns(FIRST_PAGE), "", *_FIRST_KEYS])
+    return "\n".join([*_columns(_HELP["commands"]), "", *_HELP["keys_in_short"]])
 
 
 def full_help(commands: Sequence[Command]) -> str:
     """All commands, the keys, and what drafting is."""
-    rows = [*map(_row, commands), ("", ""), *_KEYS]
-    return "\n".join([*_columns(rows), "", _DRAFTING])
+    rows = [*map(_row, commands), ("", ""), *_HELP["keys"]]
+    return "\n".join([*_columns(rows), "", _HELP["drafting"]])
 
 
 def explain(command: Command, commands: Sequence[Command]) -> str:
     """One command, with the one of its name and a !, if there is one."""
     name = command.name.removesuffix("!")
     lines = [*_columns([_row(each) for each in commands if each.name in (name, f"{name}!")])]
-    example = _EXAMPLES_BY_NAME.get(name, _EXAMPLES.get(command.argument, ""))
-    return "\n".join([*lines, "", f"for example: /{name} {example}"] if example else lines)
+    return "\n".join([*lines, "", f"for example: /{name} {command.example}"] if command.example else lines)
 
 
 def _row(command: Command) -> tuple[str, str]:

@@ -45,6 +45,7 @@ from edgespec.system.tables import read_table
 from edgespec.system.units import format_count
 
 COMMANDS: list[Command] = []  # filled once, below
+_TEXTS = read_table(__file__, "commands.toml")
 _OTHER_NAMES = read_table(__file__, "other_names.toml")
 _BAR_COLUMNS = 40  # of /context, in a window that has as many
 _MANY_LINES = (Argument.TEXT, Argument.SETTING)  # what follows may have them
@@ -80,31 +81,33 @@ def _unknown_command(name: str) -> UsageError:
     )
 
 
-def _command(name: str, argument: Argument, meaning: str) -> Callable[[Action], Action]:
+def _command(name: str) -> Callable[[Action], Action]:
+    """Add a command of the table, and what it does."""
+    stated = _TEXTS[name]
+    meaning = stated["meaning"].replace("TEXT_DRAFTERS", ", ".join(TEXT))
+
     def add(action: Action) -> Action:
-        COMMANDS.append(Command(name, argument, meaning, action))
+        argument = Argument(stated.get("argument", ""))
+        COMMANDS.append(Command(name, argument, meaning, stated.get("example", ""), action))
         return action
 
     return add
 
 
-def _file_command(
-    name: str, meaning: str, write: Callable[[ChatSession, Path], None], example: str = "talk.jsonl"
-) -> None:
+def _file_command(name: str, write: Callable[[ChatSession, Path], None]) -> None:
     """Add a command that writes a new file, and the one that also writes over a file."""
+    example = _TEXTS[name]["example"]
 
-    verb = meaning.split()[0]
-
-    @_command(name, Argument.PATH, meaning)
+    @_command(name)
     def write_new(session: ChatSession, argument: str) -> None:
         write(session, parse_new_path(session, argument, name, example))
 
-    @_command(f"{name}!", Argument.PATH, f"{verb} it, and replace a file that exists")
+    @_command(f"{name}!")
     def write_over(session: ChatSession, argument: str) -> None:
         write(session, parse_path(argument, f"{name}!", example))
 
 
-@_command("help", Argument.HELP, "show the most used commands, all, or what one does")
+@_command("help")
 def _help(session: ChatSession, argument: str) -> None:
     name = argument.removeprefix("/")
     if not name or name == "all":
@@ -115,7 +118,7 @@ def _help(session: ChatSession, argument: str) -> None:
         raise _unknown_command(name)
 
 
-@_command("model", Argument.MODEL, "switch to another model; alone, show the current one")
+@_command("model")
 def _model(session: ChatSession, argument: str) -> None:
     if argument:
         session.switch_engine(argument, session.drafter)
@@ -127,9 +130,7 @@ def _model(session: ChatSession, argument: str) -> None:
     )
 
 
-@_command(
-    "drafter", Argument.DRAFTER, f"switch the drafter: auto, none, {', '.join(TEXT)}, lookahead, self or a model"
-)
+@_command("drafter")
 def _drafter(session: ChatSession, argument: str) -> None:
     if argument:
         session.switch_engine(session.model, argument)
@@ -137,7 +138,7 @@ def _drafter(session: ChatSession, argument: str) -> None:
     session.info(f"drafter: {one_line(session.engine.speculation.name)}{named}")
 
 
-@_command("system", Argument.TEXT, "set the system message; alone, show it; - removes it")
+@_command("system")
 def _system(session: ChatSession, argument: str) -> None:
     conversation = session.conversation
     if argument:
@@ -146,7 +147,7 @@ def _system(session: ChatSession, argument: str) -> None:
     session.info(f"system message: {conversation.system}" if conversation.system else "no system message")
 
 
-@_command("set", Argument.SETTING, "change a setting, e.g. temperature 0.8; alone, show all")
+@_command("set")
 def _set(session: ChatSession, argument: str) -> None:
     conversation = session.conversation
     if argument:
@@ -156,14 +157,14 @@ def _set(session: ChatSession, argument: str) -> None:
     session.info("\n".join([*format_settings(conversation), kept]))
 
 
-@_command("retry", Argument.NONE, "answer the last message again, with the next seed")
+@_command("retry")
 def _retry(session: ChatSession, argument: str) -> Next:
     if session.conversation.sampling.is_greedy and session.answer and session.conversation.rounds:
         session.info("(without sampling the answer hardly changes; for another: /set temperature 0.8)")
     return Next(reply=session.conversation.retry())
 
 
-@_command("undo", Argument.NONE, "remove the last message and its answer")
+@_command("undo")
 def _undo(session: ChatSession, argument: str) -> None:
     if (removed := session.conversation.undo()) is None:
         raise UsageError("there is nothing to undo")
@@ -171,7 +172,7 @@ def _undo(session: ChatSession, argument: str) -> None:
     session.info(f"removed: {one_line(brief_message(removed.user), 60)}")
 
 
-@_command("edit", Argument.NONE, "edit the last message and send it again")
+@_command("edit")
 def _edit(session: ChatSession, argument: str) -> Next:
     if not (rounds := session.conversation.rounds):
         raise UsageError("there is nothing to edit yet")
@@ -182,14 +183,14 @@ def _edit(session: ChatSession, argument: str) -> Next:
     return Next(edit=escape_message(text), attached=before)
 
 
-_command("attach", Argument.PATH, "send a file's text with your next message; alone, list them")(attach)
-_command("detach", Argument.ATTACHED, "remove an attached file; alone, all of them")(detach)
+_command("attach")(attach)
+_command("detach")(detach)
 
 
-_file_command("save", "save the conversation to a file (JSON Lines)", save_to)
+_file_command("save", save_to)
 
 
-@_command("load", Argument.PATH, "continue a saved conversation")
+@_command("load")
 def _load(session: ChatSession, argument: str) -> None:
     path = parse_path(argument, "load")
     if not path.exists():
@@ -202,7 +203,7 @@ def _load(session: ChatSession, argument: str) -> None:
     session.info(describe_resumed(session))
 
 
-@_command("history", Argument.COUNT, "show the whole conversation, or its last N messages with their answers")
+@_command("history")
 def _history(session: ChatSession, argument: str) -> None:
     rounds = session.conversation.rounds
     if argument and not whole_number(argument):
@@ -214,14 +215,14 @@ def _history(session: ChatSession, argument: str) -> None:
         session.info("the conversation is empty")
 
 
-@_command("answer", Argument.NONE, "edit the last answer; /go continues the edited one")
+@_command("answer")
 def _answer(session: ChatSession, argument: str) -> Next:
     if not (rounds := session.conversation.rounds) or not rounds[-1].answer:
         raise UsageError("there is no answer to edit yet")
     return Next(edit=rounds[-1].answer, edits_answer=True)
 
 
-@_command("go", Argument.NONE, "continue the last answer, if it was stopped, cut at a limit or edited")
+@_command("go")
 def _go(session: ChatSession, argument: str) -> Next:
     if not (rounds := session.conversation.rounds) or not rounds[-1].answer:
         raise UsageError(
@@ -230,7 +231,7 @@ def _go(session: ChatSession, argument: str) -> Next:
     return Next(reply=session.conversation.go_on())
 
 
-@_command("prefill", Argument.TEXT, "set how the next answer begins; alone, the model begins it")
+@_command("prefill")
 def _prefill(session: ChatSession, argument: str) -> None:
     session.prefill = argument
     session.info(
@@ -238,12 +239,12 @@ def _prefill(session: ChatSession, argument: str) -> None:
     )
 
 
-_command("branch", Argument.COUNT, "continue in a copy of the chat, or of its first N messages")(branch)
-_command("name", Argument.TEXT, "name this chat; alone, show its name")(name_chat)
-_command("chats", Argument.TEXT, "list the saved chats, or those that contain TEXT")(show_chats)
+_command("branch")(branch)
+_command("name")(name_chat)
+_command("chats")(show_chats)
 
 
-@_command("open", Argument.CHAT, "continue another chat, by its name or its number in /chats")
+@_command("open")
 def _open(session: ChatSession, argument: str) -> None:
     home, model = ModelHome(default_home()), open_chat(session, argument).transcript.model
     model = model and home.current_name(model)
@@ -256,14 +257,14 @@ def _open(session: ChatSession, argument: str) -> None:
     session.info(describe_resumed(session) + hint)
 
 
-_command("delete", Argument.CHAT, "delete a saved chat, once you confirm it with /delete!")(offer_deletion)
-_command("delete!", Argument.CHAT, "delete a saved chat for good")(delete_saved)
+_command("delete")(offer_deletion)
+_command("delete!")(delete_saved)
 
 
-_file_command("export", "write the chat for other programs, as .md or .json", export_to, "talk.md")
+_file_command("export", export_to)
 
 
-@_command("think", Argument.THINKING, "on or off: think first; show, fold or hide it; N: at most N tokens")
+@_command("think")
 def _think(session: ChatSession, argument: str) -> None:
     conversation = session.conversation
     if argument in ("on", "off"):
@@ -292,7 +293,7 @@ def _think(session: ChatSession, argument: str) -> None:
     session.info(f"thinking: {switch}; length: {budget}; view: {session.thinking_view}")
 
 
-@_command("tools", Argument.ASK, "list the tools that the model may call; ask: ask again before each call")
+@_command("tools")
 def _tools(session: ChatSession, argument: str) -> None:
     if session.tools is None:
         raise UsageError(
@@ -305,14 +306,14 @@ def _tools(session: ChatSession, argument: str) -> None:
     session.info("\n".join(session.tools.lines()))
 
 
-@_command("clear", Argument.NONE, "start a new conversation; the system message and a preset's examples stay")
+@_command("clear")
 def _clear(session: ChatSession, argument: str) -> None:
     begin_anew(session.conversation)
     session.start_new_file()
     session.info("a new conversation begins")
 
 
-@_command("copy", Argument.PART, "copy the last answer, its last code block, or everything")
+@_command("copy")
 def _copy(session: ChatSession, argument: str) -> None:
     text = text_to_copy(session, argument)
     if (way := copy(text, is_terminal=sys.stdout.isatty())) is None:
@@ -322,7 +323,7 @@ def _copy(session: ChatSession, argument: str) -> None:
     session.info(f"{len(text)} characters copied with {way}")
 
 
-@_command("context", Argument.NONE, "show how much of the context is used")
+@_command("context")
 def _context(session: ChatSession, argument: str) -> None:
     conversation, engine = session.conversation, session.engine
     whole = engine.context_length
@@ -344,7 +345,7 @@ def _context(session: ChatSession, argument: str) -> None:
     session.info("\n".join([*lines, f"when it is full: {policy}"]))
 
 
-@_command("compact", Argument.UNDO, "replace the conversation by a summary and your last message")
+@_command("compact")
 def _compact(session: ChatSession, argument: str) -> Next | None:
     if argument == "undo":
         undo_compacting(session)
@@ -354,7 +355,7 @@ def _compact(session: ChatSession, argument: str) -> Next | None:
     return Next(reply=begin_compacting(session), compacts=True)
 
 
-@_command("stats", Argument.SWITCH, "show whether drafting helps, and why parts are off; on: live figures")
+@_command("stats")
 def _stats(session: ChatSession, argument: str) -> None:
     if argument:
         session.info(switch_figures(session, argument))
@@ -369,22 +370,22 @@ def _stats(session: ChatSession, argument: str) -> None:
     session.info("\n".join(report))
 
 
-@_command("plan", Argument.NONE, "show which drafters suit this model on this machine")
+@_command("plan")
 def _plan(session: ChatSession, argument: str) -> None:
     session.info(session.describe_plan(session.model, session.drafter))
 
 
-_file_command("trace", "save a timeline of the last answer: when model and drafter worked", trace_to, "trace.svg")
+_file_command("trace", trace_to)
 
 
-@_command("multi", Argument.NONE, "swap Enter and Alt-Enter: send, and start a new line")
+@_command("multi")
 def _multi(session: ChatSession, argument: str) -> None:
     session.is_multi_line = not session.is_multi_line
     send, line = ("Alt-Enter", "Enter") if session.is_multi_line else ("Enter", "Alt-Enter")
     session.info(f"{send} sends, {line} starts a new line")
 
 
-@_command("show", Argument.VIEW, "show answers as markdown, plain or drafted (coloured by drafter)")
+@_command("show")
 def _show(session: ChatSession, argument: str) -> Next:
     if here := _OTHER_NAMES["views"].get(argument):
         raise UsageError(f"/show changes how answers are shown; {here}")
@@ -394,6 +395,6 @@ def _show(session: ChatSession, argument: str) -> Next:
     return Next(shows_last=bool(session.answer))
 
 
-@_command("exit", Argument.NONE, "leave; Ctrl-D does too")
+@_command("exit")
 def _exit(session: ChatSession, argument: str) -> Next:
     return Next(is_exit=True)
