@@ -138,7 +138,7 @@ def _resume(
     """Continue a saved conversation; what the command line states comes before what was saved."""
     sampling = conversation.sampling
     conversation.restore(last)
-    is_named = _names_model_sampling(options)
+    is_named = "model_sampling" in stated_flags(options)
     conversation.sampling = sampling if is_named else replace(conversation.sampling, **stated)
     if options.system is not None:
         conversation.system = options.system
@@ -210,7 +210,7 @@ def _sampling(
 ) -> "edgespec.SamplingParams":
     """How tokens are chosen: as stated, and for the rest as the model suggests, or greedily."""
     suggested, name = engine.model_sampling, engine.manifest.name
-    is_asked_for = _names_model_sampling(options)
+    is_asked_for = "model_sampling" in stated_flags(options)
     if not options.model_sampling or options.exact or suggested is None:
         if is_asked_for and options.model_sampling:
             why = "--exact is for greedy text" if options.exact else f"the files of {name} suggest no sampling"
@@ -223,11 +223,6 @@ def _sampling(
         changed = [f"{option} {value}" for option, value in values.items() if value != OPTIONS[option].default]
         info(f"sampling as {name} suggests: {', '.join(changed) or 'greedy'}")
     return sampling
-
-
-def _names_model_sampling(options: argparse.Namespace) -> bool:
-    """True if the command line has --model-sampling or --no-model-sampling."""
-    return "model_sampling" in stated_flags(options)
 
 
 def _find_continued(options: argparse.Namespace) -> Path | None:

@@ -5,19 +5,27 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import edgespec
 from edgespec import UsageError
 from edgespec.cli.arguments import attribute_name, checked_name, print_result
 from edgespec.cli.parser import CommandParser
+from edgespec.config.config_file import (
+    COMMENT,
+    Setting,
+    config_path,
+    default_home,
+    parse_value,
+    read_environment,
+    read_what_is_valid,
+    reset_file,
+    set_option,
+)
 from edgespec.config.options import LOAD_PARAMETERS, OPTIONS, SAMPLING_OPTIONS
 from edgespec.system.command_line import split_words
 from edgespec.system.console import info, warn
 from edgespec.system.disk import replace_file
-
-if TYPE_CHECKING:
-    from edgespec.config.config_file import Setting
 
 _DEFAULT = "default"
 
@@ -49,10 +57,8 @@ def _option_name(word: str) -> str:
     return name if (name := word.replace("_", "-")) in OPTIONS else word
 
 
-def _read(path: Path) -> "tuple[dict[str, Setting], list[str]]":
+def _read(path: Path) -> tuple[dict[str, Setting], list[str]]:
     """Every option as it is set, without secrets, and what is wrong with the file."""
-    from edgespec.config.config_file import Setting, default_home, read_environment, read_what_is_valid
-
     in_file, problems = read_what_is_valid(path)
     home = str(default_home()) if not problems else in_file.get("home", Setting("", _DEFAULT)).value
     found = {"home": Setting(home, _DEFAULT)} | in_file | read_environment(os.environ)
@@ -64,8 +70,6 @@ def _read(path: Path) -> "tuple[dict[str, Setting], list[str]]":
 
 
 def _get(options: argparse.Namespace) -> int:
-    from edgespec.config.config_file import config_path
-
     settings, problems = _read(config_path())
     setting = settings[options.key]
     if setting.value is None and not options.json:
@@ -77,8 +81,6 @@ def _get(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from edgespec.config.config_file import config_path
-
     path = config_path()
     settings, problems = _read(path)
     values = {
@@ -108,15 +110,11 @@ def _tell_of(problems: list[str]) -> int:
 
 
 def _path(options: argparse.Namespace) -> None:
-    from edgespec.config.config_file import config_path
-
     path = config_path()
     print_result(options, {"path": str(path), "exists": path.exists()}, path)
 
 
 def _change(options: argparse.Namespace) -> None:
-    from edgespec.config.config_file import config_path, parse_value, set_option
-
     path = config_path()
     text = None if options.value is None else checked_name(options.key, options.value)
     if text is not None and options.key != "home":  # of which "" is the default
@@ -141,8 +139,6 @@ def _require_usable(key: str, value: Any) -> None:
 
 
 def _edit(options: argparse.Namespace) -> int:
-    from edgespec.config.config_file import COMMENT, config_path, read_what_is_valid
-
     path = config_path()
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or ("notepad" if os.name == "nt" else "vi")
     try:
@@ -165,8 +161,6 @@ def _edit(options: argparse.Namespace) -> int:
 
 
 def _reset(options: argparse.Namespace) -> None:
-    from edgespec.config.config_file import config_path, reset_file
-
     path = config_path()
     kept = reset_file(path)
     text = f"every option has its default; what was set is in {kept}" if kept else f"there is no {path}"

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from io import TextIOWrapper
-from typing import TYPE_CHECKING
 
 from edgespec import EdgeSpecError, MemoryExhausted, UsageError, __version__, in_flags
 from edgespec.cli.arguments import attribute_name, stated_flags
@@ -31,14 +30,12 @@ from edgespec.cli.service import add_service
 from edgespec.cli.simulate import add_simulate
 from edgespec.cli.stats import add_stats
 from edgespec.cli.train import add_train
+from edgespec.config.config_file import Setting, default_home, read_settings, unknown_variables
 from edgespec.config.options import OPTIONS
 from edgespec.system.console import discard_output, give_up_stdout, info, log_to_stderr, print_stderr, warn
 from edgespec.system.signals import exit_on_signals, ignore_ctrl_c
 from edgespec.system.tables import read_table
 from edgespec.system.threads import hand_over_soon
-
-if TYPE_CHECKING:
-    from edgespec.config.config_file import Setting
 
 _INTERRUPTED = 130
 _NO_MEMORY = "out of memory; close other programs or use a smaller model"
@@ -181,8 +178,6 @@ def _parse(arguments: Sequence[str] | None, origins: dict[str, str]) -> tuple[ar
     options = parser.parse_args(given)
     if options.command.startswith(("completion", "config", "help")):
         return options, []
-    from edgespec.config.config_file import read_settings
-
     try:
         settings = read_settings()
     except UsageError:
@@ -209,9 +204,8 @@ def _parse(arguments: Sequence[str] | None, origins: dict[str, str]) -> tuple[ar
     return options, [f"default of --{name}: {shown[name]} ({each.origin})" for name, each in defaults.items()]
 
 
-def _preset_options(options: argparse.Namespace, settings: "Mapping[str, Setting]") -> Collection[str]:
+def _preset_options(options: argparse.Namespace, settings: Mapping[str, Setting]) -> Collection[str]:
     """The options that a preset sets, where the command line or the configuration names one as its model."""
-    from edgespec.config.config_file import default_home
     from edgespec.config.presets import PresetFolder
 
     stated = vars(options)
@@ -225,8 +219,6 @@ def _preset_options(options: argparse.Namespace, settings: "Mapping[str, Setting
 def _warn_of_unknown_variables(command: str) -> None:
     if command.startswith(("completion", "help")):
         return
-    from edgespec.config.config_file import unknown_variables
-
     for line in unknown_variables(os.environ):
         warn(line)
 

@@ -196,17 +196,13 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\nfor help: {self.prog} --help\n")
 
 
-class _HelpAll(argparse.Action):
+class _HelpAll(argparse._HelpAction):
     """Shows the help with all options, and exits."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> None:
         assert isinstance(parser, CommandParser)
         parser.everyday = None
-        parser.print_help()
-        parser.exit()
+        super().__call__(parser, *given)
 
 
 def _in_short(action: argparse.Action) -> argparse.Action:

@@ -111,7 +111,12 @@ def _tell_of_unusable(names: "ModelNames") -> None:
 
 def require_servable(options: argparse.Namespace) -> None:
     """Raises EdgeSpecError: The packages of the server are missing, or an option has an impossible value."""
-    _require_server()
+    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise EdgeSpecError(
+            f"serve lacks the package {' and '.join(missing)}; install what it needs with: "
+            'pip install "edgespec[serve]"'
+        )
     from edgespec.server.security import parse_origins, require_key_on_network
 
     require_bounds(options)
@@ -137,16 +142,6 @@ def _write_messages_to(path: Path) -> None:
             os.dup2(file.fileno(), sys.stderr.fileno())
     except OSError as error:
         raise UsageError(f"cannot write {path} ({error.strerror})") from None
-
-
-def _require_server() -> None:
-    """Raises EdgeSpecError: The packages of the server are not installed."""
-    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
-    if missing:
-        raise EdgeSpecError(
-            f"serve lacks the package {' and '.join(missing)}; install what it needs with: "
-            'pip install "edgespec[serve]"'
-        )
 
 
 def _open_engine(options: argparse.Namespace, names: "ModelNames", name: str) -> "edgespec.Engine":

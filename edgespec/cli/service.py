@@ -24,6 +24,7 @@ from edgespec.cli.arguments import (
 )
 from edgespec.cli.parser import CommandParser
 from edgespec.cli.serve import require_servable
+from edgespec.config.config_file import variable_name
 from edgespec.config.options import OPTIONS
 from edgespec.system.command_line import join_words
 from edgespec.system.console import info
@@ -124,8 +125,6 @@ def _words(options: argparse.Namespace) -> "Command":
 
 def _variables(manager: "ServiceManager") -> dict[str, str]:
     """The variables of edgespec that are set here, which a service does not inherit."""
-    from edgespec.config.config_file import variable_name
-
     names = [variable_name(name) for name, option in OPTIONS.items() if option.in_environment]
     found = {name: os.environ[name] for name in ("EDGESPEC_CONFIG", *names) if name in os.environ}
     found |= {

@@ -10,8 +10,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
-import platformdirs
-
 from edgespec.config.options import OPTIONS, Option, Value
 from edgespec.errors import UsageError
 from edgespec.system.command_line import quote
@@ -44,6 +42,8 @@ class Setting(NamedTuple):
 
 def config_path() -> Path:
     """EDGESPEC_CONFIG, or config.toml in the platform's folder for settings."""
+    import platformdirs  # which help can do without
+
     named = os.path.expanduser(os.environ.get("EDGESPEC_CONFIG", ""))  # systemd and Docker leave a ~ as it is
     return Path(named or Path(platformdirs.user_config_dir("edgespec", appauthor=False)) / "config.toml")
 
@@ -55,6 +55,8 @@ def default_home() -> Path:
 
     Raises UsageError: The configuration file is invalid.
     """
+    import platformdirs
+
     if named := os.environ.get("EDGESPEC_HOME"):
         return Path(os.path.expanduser(named))
     if (chosen := read_file(config_path()).get("home")) and chosen.value:

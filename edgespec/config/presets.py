@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.config.config_file import check_value
-from edgespec.config.options import LOAD_PARAMETERS, PRESET_OPTIONS, SAMPLING_OPTIONS, Value
+from edgespec.config.options import LOAD_PARAMETERS, OPTIONS, PRESET_OPTIONS, SAMPLING_OPTIONS, Value
 from edgespec.errors import ModelError, UsageError
 from edgespec.system.disk import explain_change, replace_file
+from edgespec.system.tables import read_table
 from edgespec.system.text_files import decode_text, read_plain
 
 _NAME = re.compile(r"\w[\w.+-]{0,95}")
@@ -96,7 +97,7 @@ class Preset:
         suggested: What the model's own files say, as options.
         """
         options = {**suggested, **self.options}
-        stated = [f"{name} {options[option]}" for name, (option, _) in _PARAMETERS.items() if option in options]
+        stated = [f"{name} {options[option]}" for name, option in _PARAMETERS.items() if option in options]
         return [*stated, *(f"stop {json.dumps(each, ensure_ascii=False)}" for each in self.stop)]
 
     def modelfile(self) -> str:
@@ -107,7 +108,7 @@ class Preset:
         return "".join(f"{line}\n" for line in lines)
 
     def document(self) -> dict[str, Any]:
-        """The text of its file."""
+        """What its file says."""
         named = {name: getattr(self, name) for name in ("think", "schema", "tools")}
         lists = {"stop": list(self.stop), "messages": [dict(each) for each in self.messages]}
         return {
@@ -235,32 +236,8 @@ def _require_examples(stated: Sequence[Any], where: str) -> tuple[Mapping[str, s
     return tuple(stated)
 
 
-# Parameters, and the options that they are; those that a preset of edgespec cannot have say why.
-_PARAMETERS = {
-    "temperature": ("temperature", float),
-    "top_k": ("top-k", int),
-    "top_p": ("top-p", float),
-    "min_p": ("min-p", float),
-    "seed": ("seed", int),
-    "num_ctx": ("context", int),
-    "num_predict": ("max-tokens", int),
-    "repeat_penalty": ("repetition-penalty", float),
-    "presence_penalty": ("presence-penalty", float),
-    "frequency_penalty": ("frequency-penalty", float),
-}
-_REFUSED = {
-    "TEMPLATE": "a model here has its own chat template; leave the line out",
-    "ADAPTER": "merge it into a model of its own: edgespec export BASE --adapter ADAPTER --name NAME",
-    "mirostat": "models here do not sample so; leave the line out",
-    "typical_p": "models here do not sample so; leave the line out",
-    "tfs_z": "models here do not sample so; leave the line out",
-}
-_IGNORED = ("LICENSE", "REQUIRES")
-_WITHOUT_EFFECT = (
-    *("num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "num_gqa", "numa", "low_vram", "f16_kv"),
-    *("use_mmap", "use_mlock", "vocab_only", "logits_all", "embedding_only", "repeat_last_n", "penalize_newline"),
-    *("rope_frequency_base", "rope_frequency_scale", "mirostat_eta", "mirostat_tau"),
-)
+_IN_MODELFILE = read_table(__file__, "modelfile.toml")
+_PARAMETERS: dict[str, str] = _IN_MODELFILE["parameters"]
 _LATEST = ":latest"
 _QUOTED = re.compile(r'\A("""|")(.*)\1\Z', re.DOTALL)
 
@@ -283,7 +260,7 @@ def read_modelfile(
     notes: list[str] = []
     for number, name, value in _instructions(text, path):
         where = f"{path}:{number}"
-        if why := _REFUSED.get(name.upper()):
+        if why := _IN_MODELFILE["refused"].get(name.upper()):
             raise UsageError(f"{where}: {name} is not for presets: {why}")
         match name.upper():
             case "FROM":
@@ -301,7 +278,7 @@ def read_modelfile(
                 if role not in ("user", "assistant"):
                     raise UsageError(f"{where}: a MESSAGE is of the role '{role[:40]}'; wanted user or assistant")
                 found.setdefault("messages", []).append({"role": role, "content": _unquoted(content)})
-            case other if other in _IGNORED:
+            case other if other in _IN_MODELFILE["ignored"]:
                 notes.append(f"{where}: {name} has no effect")
             case _:
                 raise UsageError(
@@ -314,17 +291,18 @@ def _take_parameter(
     found: dict[str, Any], value: str, where: str, notes: list[str], check: Callable[[dict[str, Any]], object]
 ) -> None:
     name, text = map(_unquoted, _halves(value))
-    if why := _REFUSED.get(name):
+    if why := _IN_MODELFILE["refused"].get(name):
         raise UsageError(f"{where}: {name} is not for presets: {why}")
     if name == "stop":
         found.setdefault("stop", []).append(text)
     elif name in _PARAMETERS:
-        option, kind = _PARAMETERS[name]
+        option = _PARAMETERS[name]
+        is_float = OPTIONS[option].kind == "number"
         try:
-            number = kind(text)
+            number = float(text) if is_float else int(text)
         except ValueError:
             raise UsageError(
-                f"{where}: {name} is '{text[:40]}'; wanted a {'whole ' if kind is int else ''}number"
+                f"{where}: {name} is '{text[:40]}'; wanted a {'' if is_float else 'whole '}number"
             ) from None
         if name == "num_predict":
             number = max(number, -1)  # -2 fills the context, which is no limit here either
@@ -334,8 +312,8 @@ def _take_parameter(
                 check({option: number})
             except UsageError as error:
                 raise UsageError(f"{where}: {error}") from None
-    elif name not in _WITHOUT_EFFECT:
-        near = get_close_matches(name, (*_PARAMETERS, "stop", *_WITHOUT_EFFECT), n=1)
+    elif name not in _IN_MODELFILE["without_effect"]:
+        near = get_close_matches(name, (*_PARAMETERS, "stop", *_IN_MODELFILE["without_effect"]), n=1)
         meant = f"did you mean {near[0]}?" if near else f"known are {', '.join((*_PARAMETERS, 'stop'))}"
         raise UsageError(f"{where}: the parameter '{name[:40]}' is unknown; {meant}")
     else:
