@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from edgespec import AnswerStream, Chunk, Completion, Engine, FormatError, Stats, Tool, join_chunks
 from edgespec.server.answer_fields import AnswerPlan, AnswerRequest
@@ -24,7 +24,7 @@ from edgespec.server.metrics import Metrics
 from edgespec.server.model_host import HostedModel, Lease, ModelHost, in_daemon
 from edgespec.server.model_names import ModelNames
 from edgespec.server.request_log import RequestRecord, record_of
-from edgespec.server.sse import DONE, EVENTS, EventStream, StreamForm, event
+from edgespec.server.sse import DONE, EVENTS, EventStream, StreamForm, event, line
 from edgespec.server.thinking import ReasoningTokens, count_reasoning
 from edgespec.system.threads import in_thread
 
@@ -195,7 +195,7 @@ async def respond(
         events = _write_events(services, request, plan, write_events)
         return EventStream(events, services.limits, services.drain.is_closing, form)
     work = run_until_closing(services.drain.is_closing, _write(services, request, plan, write))
-    return JSONResponse(await run_for_client(request.receive, work))
+    return Response(line(await run_for_client(request.receive, work)), media_type="application/json")
 
 
 async def _write_events(

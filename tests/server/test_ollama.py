@@ -200,6 +200,8 @@ def test_thinking_is_apart_from_the_answer(thinking: Served) -> None:
 def calling(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     def answer(prompt: str) -> str:
         call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+        if "half" in prompt:
+            return call.replace("Rome", r"Rome \ud83d")
         return "It is sunny." if "sunny" in prompt else f"I look.\n{call}\n{call}"
 
     names = ModelNames(home_with(tmp_path_factory.mktemp("home"), tiny=tiny_model))
@@ -218,6 +220,11 @@ def test_calls_of_tools_are_objects_and_their_results_are_read(calling: Served) 
     result = {"role": "tool", "tool_name": "get_weather", "content": "sunny"}
     second = ask(calling, CHAT, tools=TOOLS, messages=[*HI, first["message"], result])
     assert second["message"] == {"role": "assistant", "content": "It is sunny."}
+
+
+def test_a_call_with_half_of_a_surrogate_pair_is_answered(calling: Served) -> None:
+    found = ask(calling, CHAT, tools=TOOLS, messages=[{"role": "user", "content": "half"}])
+    assert [call["function"]["arguments"] for call in found["message"]["tool_calls"]] == [{"city": "Rome ?"}]
 
 
 RESULT = {"role": "tool", "tool_name": "get_weather", "content": "sunny"}
