@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from itertools import chain, takewhile
+from itertools import chain
 from types import NoneType
 from typing import Any
 
@@ -248,10 +248,7 @@ def _messages(prompt: Prompt, system: str | None) -> list[Turn]:
     if not isinstance(prompt, (str, Mapping)) and not is_conversation(prompt):
         raise UsageError(f"the prompt is {prompt!r:.60}; wanted a text, a list of messages or token ids")
     turns = parse_messages([Message("user", prompt)] if isinstance(prompt, str) else prompt)
-    turns = [Message("system", system), *turns] if system else turns
-    first = [turn.content for turn in takewhile(lambda turn: turn.role == "system", turns)]
-    # Many templates refuse or drop a second one: of Qwen3.5, Gemma 3 and gpt-oss.
-    return [Message("system", "\n\n".join(first)), *turns[len(first) :]] if len(first) > 1 else turns
+    return [Message("system", system), *turns] if system else turns
 
 
 def parse_messages(messages: Iterable[object]) -> list[Turn]:

@@ -105,7 +105,8 @@ def fit_messages(template: str | None, render: Render, special: Mapping[str, str
     """Renders with contents and reasoning as this template takes them.
 
     Contents are texts, or parts for roles whose texts it loses; reasoning is a key of a message, or a part.
-    Results of calls are messages, or in that of the calls.
+    Results of calls are messages, or in that of the calls. System messages are one where it loses or refuses a
+    later one.
     """
     if template is None:
         return render
@@ -115,7 +116,7 @@ def fit_messages(template: str | None, render: Render, special: Mapping[str, str
         render = _fit_results(template, render, special, _observe_results)
     render = _fit_reasoning(template, render, special)
     if search(_READS_PARTS, template) is None:
-        return render
+        return _fit_systems(template, render, special)
     in_parts: frozenset[str] = frozenset()
     for turn in (_USER, {"role": "system", "content": _SAID}, _SPOKEN):
         messages = {"user": [_USER], "system": [turn, _USER]}.get(turn["role"], [_USER, turn, _USER])
@@ -127,7 +128,7 @@ def fit_messages(template: str | None, render: Render, special: Mapping[str, str
         ]
         if not shown[0] and (shown[1] or in_parts):
             in_parts = more
-    return _with_parts(render, in_parts) if in_parts else render
+    return _fit_systems(template, _with_parts(render, in_parts) if in_parts else render, special)
 
 
 _Change = Callable[[Sequence[Mapping[str, Any]]], Sequence[Mapping[str, Any]]]
@@ -140,6 +141,23 @@ def _fit_results(template: str, render: Render, special: Mapping[str, str], chan
     changed, plain = _Probe(template, _with(render, change), special), _Probe(template, render, special)
     is_needed = changed.shows(_RESULT, called) and changed.text(called) != plain.text(called)
     return changed.render if is_needed else render
+
+
+def _fit_systems(template: str, render: Render, special: Mapping[str, str]) -> Render:
+    """Renders with all system messages as one, unless the template takes a later one, or none at all."""
+    later = [_USER, _SPOKEN, {"role": "system", "content": _RESULT}, _USER]
+    if _Probe(template, render, special).shows(_RESULT, later):
+        return render
+    joined = _with(render, _join_systems)
+    return joined if _Probe(template, joined, special).shows(_RESULT, later) else render
+
+
+def _join_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Messages that begin with the system messages as one."""
+    systems = [each for each in messages if each["role"] == "system"]
+    content = "\n\n".join(each["content"] for each in systems)
+    first = [{**systems[0], "content": content}] if systems else []
+    return [*first, *(each for each in messages if each["role"] != "system")]
 
 
 def _with(render: Render, change: _Change) -> Render:

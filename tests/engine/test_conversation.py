@@ -439,14 +439,6 @@ def test_an_engine_counts_no_empty_system_message(engine: Engine) -> None:
     assert engine.encode("the in", system="") == engine.encode("the in") != engine.encode("the in", system="an")
 
 
-def test_system_messages_at_the_beginning_are_read_as_one(engine: Engine) -> None:
-    """Templates such as that of Qwen3.5 refuse a second one, and others drop it."""
-    user = Message("user", "the in")
-    one = engine.encode([Message("system", "a b\n\nc d"), user])
-    assert engine.encode([Message("system", "a b"), Message("system", "c d"), user]) == one
-    assert engine.encode([Message("system", "c d"), user], system="a b") == one
-
-
 def test_special_tokens_that_a_user_types_stay_text(engine: Engine) -> None:
     special = {"<|im_start|>": 1, "<|im_end|>": 2}
     typed = "".join(special)

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Callable, Iterator
+from re import findall
 from typing import Any
 
 import pytest
 
-from edgespec.errors import ModelError
+from edgespec.errors import ConversationError, ModelError
 from edgespec.text.chat_template import CallMessage, Message, ResultMessage, names_for
 from edgespec.text.template_process import TemplateProcess
 from edgespec.tools.tool import ToolCall, parse_tools
@@ -251,6 +252,35 @@ def test_reasoning_before_a_call_is_given_as_the_template_reads_it(
     turns = [Message("user", "Q"), CallMessage("I look.", (CALL,), "THOUGHT"), ResultMessage("R", CALL.id)]
     names = names_for(how, turns, TOOLS, str)
     assert f"<assistant>{expected}<tool_call>" in render(template, **names, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize(
+    ("of_system", "roles"),
+    [
+        ("{% if not loop.first %}{{ raise_exception('must be at the beginning') }}{% endif %}", "suau"),
+        ("{% if not loop.first %}{% set m = {'role': '-'} %}{% endif %}", "suau"),
+        ("", "ssuasu"),
+        ("{{ raise_exception('no system message') }}", None),
+    ],
+    ids=["Qwen3.5", "gpt-oss", "Qwen2.5", "Gemma 2"],
+)
+def test_system_messages_are_one_where_a_template_takes_no_later_one(
+    process: TemplateProcess, of_system: str, roles: str | None
+) -> None:
+    at_system = f"{{% if m.role == 'system' %}}{of_system}{{% endif %}}"
+    template = ROLES.replace("<", f"{at_system}<") + "{% endfor %}"
+    said = [("system", "A"), ("system", "B"), ("user", "C"), ("assistant", "D"), ("system", "E"), ("user", "F")]
+    messages = [{"role": role, "content": content} for role, content in said]
+    render = fit_messages(template, process.render, {})
+    if roles is None:
+        with pytest.raises(ConversationError, match="no system message"):
+            render(template, messages=messages)
+        return
+    written = render(template, messages=messages)
+    assert "".join(findall(r"<(\w)", written)) == roles
+    assert findall(r"[A-F]", written) == [*("ABECDF" if roles == "suau" else "ABCDEF")]
+    alone = [{"role": "system", "content": "A"}, {"role": "user", "content": "C"}]
+    assert render(template, messages=alone) == process.render(template, messages=alone)
 
 
 def test_what_is_said_beside_a_call_is_left_out_where_the_template_takes_it_in_no_way(
