@@ -206,8 +206,9 @@ class Conversation:
             answer = self._rounds[-1].answer if self._rounds else None
             if not answer:
                 raise UsageError("there is no answer to continue; retry() makes one")
-            # A character that the answer was cut within is written anew, and not its U+FFFD gone on with.
+            # A character that the answer was cut within is written anew, with the space that its token began with.
             begun = answer.rstrip("\N{REPLACEMENT CHARACTER}")
+            begun = begun if begun == answer else begun.rstrip(" ")
             rounds = [*self._rounds[:-1], self._rounds[-1]._replace(answer=None, cut_short=None)]
             return self._begin(rounds, self._num_tries, options, begun, is_answer=bool(begun) and self._is_answer)
 

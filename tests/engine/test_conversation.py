@@ -538,6 +538,9 @@ def test_an_answer_that_was_cut_within_a_character_goes_on_before_it() -> None:
     conversation.rewrite("caf\ufffd")
     assert [*conversation.go_on()]
     assert (engine.begun, conversation.rounds[-1].answer) == ("caf", "caf0: one")
+    conversation.rewrite("tea \ufffd")
+    conversation.go_on().close()
+    assert engine.begun == "tea"
     conversation.rewrite("\ufffd")
     assert [*conversation.go_on()]
     assert (engine.begun, conversation.rounds[-1].answer) == (None, "0: one")
