@@ -4,7 +4,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -45,7 +45,7 @@ def config_path() -> Path:
     import platformdirs  # which help can do without
 
     named = os.path.expanduser(os.environ.get("EDGESPEC_CONFIG", ""))  # systemd and Docker leave a ~ as it is
-    return Path(named or Path(platformdirs.user_config_dir("edgespec", appauthor=False)) / "config.toml")
+    return Path(named) if named else _user_folder(platformdirs.user_config_dir) / "config.toml"
 
 
 def default_home() -> Path:
@@ -61,7 +61,15 @@ def default_home() -> Path:
         return Path(os.path.expanduser(named))
     if (chosen := read_file(config_path()).get("home")) and chosen.value:
         return config_path().parent / os.path.expanduser(str(chosen.value))
-    return Path(platformdirs.user_data_dir("edgespec", appauthor=False))
+    return _user_folder(platformdirs.user_data_dir)
+
+
+def _user_folder(find: Callable[..., str]) -> Path:
+    """Raises UsageError: The user has no home folder, as in containers with a user that they do not know."""
+    with suppress(RuntimeError):
+        if os.path.isabs(found := find("edgespec", appauthor=False)):
+            return Path(found)
+    raise UsageError("this user has no home folder; set HOME, or both EDGESPEC_HOME and EDGESPEC_CONFIG")
 
 
 def read_settings() -> dict[str, Setting]:

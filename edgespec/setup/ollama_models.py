@@ -76,7 +76,7 @@ def find_pulled(name: str) -> PulledModel:
 def _manifests() -> Iterator[tuple[Path, Path]]:
     own = os.environ.get("OLLAMA_MODELS")
     for place in [own] if own else _PLACES:
-        folder = Path(place).expanduser() / "manifests"
+        folder = Path(os.path.expanduser(place), "manifests")
         yield from ((folder, path) for path in folder.glob("*/*/*/*") if path.is_file())
 
 

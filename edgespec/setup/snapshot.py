@@ -4,6 +4,7 @@ Files that huggingface_hub and LM Studio have fetched are used where these have 
 """
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -331,7 +332,7 @@ def shared_folders(repository: str, sha: str) -> Iterator[Path]:
     """Folders that may hold the files of a repository at a commit."""
     yield _cache_of(repository) / "snapshots" / sha
     for place in _LM_STUDIO:
-        yield Path.home() / place / repository
+        yield Path(os.path.expanduser("~"), place, repository)
 
 
 def is_whole(folder: Path, files: Iterable[RemoteFile]) -> bool:

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import stat
+import subprocess
 import sys
 import tomllib
 from functools import cache
@@ -366,6 +367,29 @@ def test_names_that_may_be_are_stored_and_folders_by_their_whole_path(
     assert default_home() == path.parent / "~nobody-here" / "models"
     path.write_text('home = ""\n')
     assert default_home() == Path(platformdirs.user_data_dir("edgespec", appauthor=False))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has other variables for that")
+def test_a_user_without_a_home_folder_is_told(path: Path, tmp_path: Path) -> None:
+    """As in a container with a user that its system does not know."""
+    program = """
+import os, pwd, sys
+def getpwuid(number): raise KeyError(number)
+pwd.getpwuid = getpwuid
+from edgespec.cli.main import main
+sys.exit(main(["models", "list", "--json"]))
+"""
+    path.touch()
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("HOME", "XDG_", "EDGESPEC_"))
+    }
+    named = {"EDGESPEC_HOME": str(tmp_path), "EDGESPEC_CONFIG": str(path)}
+    for more, code, said in (({}, 2, "set HOME"), (named, 0, "")):
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env=environment | more, cwd=tmp_path, capture_output=True, text=True)
+        assert (done.returncode, "Traceback" in done.stderr) == (code, False)
+        assert said in done.stderr
+    assert not (tmp_path / "~").exists()
 
 
 def test_a_full_disk_is_no_wrong_command_line(
