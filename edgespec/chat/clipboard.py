@@ -15,6 +15,11 @@ from edgespec.system.printable import one_line
 # Terminals refuse longer requests, some from about here on.
 MAX_OSC52_BYTES = 74_994
 _TIMEOUT_S = 3.0
+# Not clip: what it takes as Unicode everywhere begins with a byte order mark, which it copies too.
+_POWERSHELL = (
+    "powershell -NoProfile -Command Set-Clipboard -Value "
+    "([IO.StreamReader]::new([Console]::OpenStandardInput()).ReadToEnd())"
+)
 
 
 def find_commands(environment: Mapping[str, str], platform: str) -> list[str]:
@@ -22,7 +27,7 @@ def find_commands(environment: Mapping[str, str], platform: str) -> list[str]:
     if "SSH_CONNECTION" in environment:
         return []
     if platform in ("darwin", "win32"):
-        return ["pbcopy" if platform == "darwin" else "clip"]
+        return ["pbcopy" if platform == "darwin" else _POWERSHELL]
     wayland = ["wl-copy"] if environment.get("WAYLAND_DISPLAY") else []
     x11 = ["xclip -selection clipboard", "xsel --clipboard --input"] if environment.get("DISPLAY") else []
     return wayland + x11
@@ -50,7 +55,7 @@ def _run(command: Sequence[str], text: str) -> bool:
     try:
         done = subprocess.run(
             command,
-            input=text.encode("utf-16" if command[0] == "clip" else "utf-8", errors="replace"),
+            input=text.encode(errors="replace"),
             stdout=subprocess.DEVNULL,  # xclip stays and would hold a pipe
             stderr=subprocess.DEVNULL,
             timeout=_TIMEOUT_S,

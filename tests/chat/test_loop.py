@@ -19,6 +19,7 @@ from rule_chat import RuleEngine
 from scripted import scripted_engine
 
 from edgespec import Message, ModelError, Preset, SamplingParams, UsageError, load
+from edgespec.chat import clipboard
 from edgespec.chat.clipboard import code_blocks, find_commands, osc52, text_to_copy
 from edgespec.chat.command import NOTHING, is_command, split_command, unescape_message
 from edgespec.chat.commands import COMMANDS, run_command
@@ -415,6 +416,18 @@ def test_the_clipboard_is_the_desktops_own_and_over_ssh_the_terminals() -> None:
     assert find_commands({}, "darwin") == ["pbcopy"]
     assert find_commands({"SSH_CONNECTION": "x", "DISPLAY": ":0"}, "linux") == find_commands({}, "linux") == []
     assert osc52("hé\x1b") == "\x1b]52;c;aMOpGw==\x07"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the imitated PowerShell is a shell script")
+def test_windows_copies_the_text_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the byte order mark by which its clip knows Unicode, and which clip copies too."""
+    for name in ("powershell", "clip"):
+        (tmp_path / name).write_text(f"#!/bin/sh\ncat > {tmp_path}/copied\n")
+        (tmp_path / name).chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (command,) = find_commands({}, "win32")
+    assert clipboard._run(command.split(), "é = 1")
+    assert (tmp_path / "copied").read_text(encoding="utf-8") == "é = 1"
 
 
 @pytest.mark.parametrize("fence", ["```", "````", "~~~"])
