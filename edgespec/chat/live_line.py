@@ -162,7 +162,9 @@ class LiveLine(TextIOBase):
         columns, rows = self._size()
         has_room = columns >= _MIN_COLUMNS and rows >= _MIN_ROWS
         if has_room and not self._is_at_edge(columns) and not self._is_shown:
-            self._format_line(columns)
+            now_s = self._clock()
+            if now_s >= self._due_s or columns != self._columns:
+                self._line, self._columns, self._due_s = self._format(columns - 1), columns, now_s + _RENEW_S
             self._begin_update()
             self._stream.write(f"{_MAKE_ROOM}{_SAVE_CURSOR}\x1b[B\r{_DIM}{self._line}{_PLAIN}{_RESTORE_CURSOR}")
             self._is_shown = True
@@ -171,11 +173,6 @@ class LiveLine(TextIOBase):
     def _is_at_edge(self, columns: int) -> bool:
         # In the last column a terminal waits with the break for the next character, and forgets that if moved.
         return self._column >= columns and (not self._is_ascii or self._column % columns == 0)
-
-    def _format_line(self, columns: int) -> None:
-        now_s = self._clock()
-        if now_s >= self._due_s or columns != self._columns:
-            self._line, self._columns, self._due_s = self._format(columns - 1), columns, now_s + _RENEW_S
 
     def _begin_update(self) -> None:
         if not self._is_updating:

@@ -14,22 +14,10 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from edgespec.grammar.response_format import ResponseFormat, lark_parts
-from edgespec.grammar.schema import Schema, number_of, resolve, schemas_in, subschemas, values_of
+from edgespec.grammar.schema import ENSURED_FORMATS, Schema, number_of, resolve, schemas_in, subschemas, values_of
 
 # Python's own reader of expressions, which its types do not declare.
 _codes, _parser = import_module("re._constants"), import_module("re._parser")
-_FORMATS = {
-    "date-time": "2000-01-01T00:00:00Z",
-    "date": "2000-01-01",
-    "time": "00:00:00Z",
-    "duration": "P1D",
-    "email": "a@b.co",
-    "hostname": "a.co",
-    "ipv4": "0.0.0.0",
-    "ipv6": "::",
-    "uuid": "00000000-0000-0000-0000-000000000000",
-    "uri": "http://a",
-}
 _BOUNDS = {"multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 _ENDLESS = 1 << 16  # bytes, of values that cannot end
 _BRANCHING = {"enum", "pattern", "format", "minProperties", *_BOUNDS}
@@ -98,7 +86,7 @@ def _texts_in(schema: Any) -> Iterator[str]:
     for part in parts:
         if isinstance(pattern := part.get("pattern"), str):
             yield from _matches(pattern)
-        if (example := _FORMATS.get(str(part.get("format")))) is not None:
+        if (example := ENSURED_FORMATS.get(str(part.get("format")))) is not None:
             yield example
         values = part.get("enum") or [part.get("const")]
         yield from (value for value in values if isinstance(value, str))

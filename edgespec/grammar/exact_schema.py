@@ -6,9 +6,10 @@ leap seconds come.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-from edgespec.grammar.schema import LISTS, SCHEMAS, SINGLE, subschemas
+from edgespec.grammar.schema import subschemas, with_inner
 
 _PREFIX = re.compile(r"\^([\w -]+)")  # patterns that mean a beginning, and no more
 _MAX_LENGTH = 80  # characters of a name; each nests a regular expression deeper
@@ -55,18 +56,9 @@ def _joins_objects(schema: Mapping[str, Any]) -> bool:
 
 
 def _exact(schema: Any, *, has_names: bool) -> Any:
-    if isinstance(schema, list):
-        return [_exact(each, has_names=has_names) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
-    changed = dict(schema)
-    for key in SCHEMAS:
-        if isinstance(inner := schema.get(key), Mapping):
-            changed[key] = {name: _exact(each, has_names=has_names) for name, each in inner.items()}
-    for key in (*LISTS, *SINGLE):
-        if key in schema:
-            changed[key] = _exact(schema[key], has_names=has_names)
-    changed = _with_exact_format(changed)
+    changed = _with_exact_format(with_inner(schema, partial(_exact, has_names=has_names)))
     return _with_exact_names(changed) if has_names else changed
 
 

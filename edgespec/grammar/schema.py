@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, unquote
@@ -20,10 +20,20 @@ SINGLE = (
     *("items", "additionalProperties", "additionalItems", "contains"),
     *("not", "if", "then", "else", "propertyNames"),
 )
-# Formats of texts that llguidance ensures, and those that JSON Schema defines beside them. Any other is a note.
-ENSURED_FORMATS = frozenset(
-    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
-)
+# Formats of texts that llguidance ensures, each with an example, and those that JSON Schema defines beside them.
+# Any other is a note.
+ENSURED_FORMATS = {
+    "date-time": "2000-01-01T00:00:00Z",
+    "date": "2000-01-01",
+    "time": "00:00:00Z",
+    "duration": "P1D",
+    "email": "a@b.co",
+    "hostname": "a.co",
+    "ipv4": "0.0.0.0",
+    "ipv6": "::",
+    "uuid": "00000000-0000-0000-0000-000000000000",
+    "uri": "http://a",
+}
 _LACKING_FORMATS = frozenset(
     {
         *("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template"),
@@ -94,6 +104,20 @@ def _children(schema: Any) -> Iterator[tuple[str, Any]]:
             yield key, inner
 
 
+def with_inner(schema: Schema, change: Callable[[Any], Any]) -> dict[str, Any]:
+    """A schema in which the schemas right within it are changed."""
+    changed = dict(schema)
+    for key in SCHEMAS:
+        if isinstance(inner := schema.get(key), Mapping):
+            changed[key] = {name: change(each) for name, each in inner.items()}
+    for key in (*LISTS, *SINGLE):
+        if isinstance(inner := schema.get(key), list):
+            changed[key] = [change(each) for each in inner]
+        elif key in schema:
+            changed[key] = change(inner)
+    return changed
+
+
 def _escape(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
@@ -129,7 +153,7 @@ def _require_ensured(schema: Schema, pointer: str) -> None:
 
 def is_note(stated: Any) -> bool:
     """True if a format bounds no text: it is none of JSON Schema's, such as password, binary and int32."""
-    return isinstance(stated, str) and stated not in ENSURED_FORMATS | _LACKING_FORMATS
+    return isinstance(stated, str) and not (stated in ENSURED_FORMATS or stated in _LACKING_FORMATS)
 
 
 def _require_reference(reference: Any, pointer: str, root: Any) -> None:
@@ -235,8 +259,8 @@ class _Comparison:
 
     root: Any
     num_left: int = 60_000
-    types: dict[int, frozenset[str]] = field(default_factory=dict)  # by the identity of a schema, as are values
-    values: dict[int, frozenset[Any] | None] = field(default_factory=dict)
+    # The types and values of schemas, by their identity.
+    known: dict[int, tuple[frozenset[str], frozenset[Any] | None]] = field(default_factory=dict)
 
     def exclude(self, one: Any, other: Any, depth: int = 0) -> bool:
         """True if surely no value matches both schemas."""
@@ -247,29 +271,24 @@ class _Comparison:
         is_plain = isinstance(one, Mapping) and isinstance(other, Mapping)
         if not is_plain or depth > _MAX_COMPARED or self.num_left < 0:
             return False
-        types = self._types_of(one), self._types_of(other)
-        if types[0].isdisjoint(types[1]):
+        (types, values), (other_types, other_values) = self._bounds_of(one), self._bounds_of(other)
+        if types.isdisjoint(other_types):
             return True
-        ours, theirs = self._values_of(one), self._values_of(other)
-        if ours is not None and theirs is not None and ours.isdisjoint(theirs):
+        if values is not None and other_values is not None and values.isdisjoint(other_values):
             return True
-        is_object = types[0] <= {"object"} or types[1] <= {"object"}
+        is_object = types <= {"object"} or other_types <= {"object"}
         return is_object and any(
             self.exclude(_property(one, name), _property(other, name), depth + 1)
             for name in {*one.get("required", ()), *other.get("required", ())}
             if self.num_left > 0
         )
 
-    def _types_of(self, schema: Schema) -> frozenset[str]:
-        if id(schema) not in self.types:
-            self.types[id(schema)] = _types_of(schema)
-        return self.types[id(schema)]
-
-    def _values_of(self, schema: Schema) -> frozenset[Any] | None:
-        if id(schema) not in self.values:
+    def _bounds_of(self, schema: Schema) -> tuple[frozenset[str], frozenset[Any] | None]:
+        if id(schema) not in self.known:
             values = values_of(schema)
-            self.values[id(schema)] = None if values is None else frozenset(map(_comparable, values))
-        return self.values[id(schema)]
+            listed = None if values is None else frozenset(map(_comparable, values))
+            self.known[id(schema)] = _types_of(schema), listed
+        return self.known[id(schema)]
 
 
 def _without_one_of(schema: Any, comparison: _Comparison, pointer: str) -> Any:

@@ -66,12 +66,10 @@ def make_app(
     origins: Sites whose pages may ask too.
     """
 
-    async def root(services: Services, request: Request) -> Response:
-        return await ollama_pages.root(request, has_page=has_page)
-
+    get: dict[str, Endpoint] = {"/": partial(ollama_pages.root, has_page=has_page), **_GET}
     routes = [
         Route(path, partial(endpoint, services), methods=[method])
-        for method, endpoints in (("GET", {"/": root, **_GET}), ("POST", _POST), ("DELETE", _DELETE))
+        for method, endpoints in (("GET", get), ("POST", _POST), ("DELETE", _DELETE))
         for path, endpoint in endpoints.items()
     ]
     app = Starlette(

@@ -30,7 +30,7 @@ _BLOCKS = re.compile(r"(?<![a-z\d])(i?q\d(?:_[\da-z]+)*|bf16|f16|f32|mxfp4)(?![a
 _NEVER = "9999-12-31T23:59:59.000000Z"
 
 
-async def root(request: Request, *, has_page: bool) -> Response:
+async def root(services: Services, request: Request, *, has_page: bool) -> Response:
     """The chat page for browsers; for others what clients of ollama look for."""
     if has_page and "text/html" in request.headers.get("accept", ""):
         return show_page()

@@ -15,7 +15,7 @@ from edgespec.errors import FormatError, UsageError
 from edgespec.grammar.endings import largest_opening
 from edgespec.grammar.exact_schema import exact
 from edgespec.grammar.response_format import ResponseFormat
-from edgespec.grammar.schema import LISTS, SCHEMAS, SINGLE, is_note, prepare_schema
+from edgespec.grammar.schema import is_note, prepare_schema, with_inner
 from edgespec.tools.formats import CallFormat, JsonBody, NamedBody, PythonBody, TagBody
 from edgespec.tools.notations import NAME_IN_PYTHON
 from edgespec.tools.tool import Tool, ToolUse, parts_of, schema_refusal
@@ -362,16 +362,9 @@ def _argument(schema: Mapping[str, Any], inner: Any) -> dict[str, Any]:
 
 def _moved(schema: Any) -> Any:
     """A schema whose references to all arguments lead to them under their name in $defs."""
-    if isinstance(schema, list):
-        return [_moved(each) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
-    changed = dict(schema)
-    for key in (*LISTS, *SINGLE, *SCHEMAS):
-        if isinstance(inner := schema.get(key), Mapping) and key in SCHEMAS:
-            changed[key] = {name: _moved(each) for name, each in inner.items()}
-        elif key in schema:
-            changed[key] = _moved(inner)
+    changed = with_inner(schema, _moved)
     reference = unquote(str(schema.get("$ref", "")))
     if reference == "#" or (reference.startswith("#/") and not reference.startswith(_SHARED)):
         changed["$ref"] = f"#/$defs/{_WHOLE}{schema['$ref'][1:]}"
