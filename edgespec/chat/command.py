@@ -4,7 +4,6 @@ A message between three double quotes begins with them and ends at the next ones
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from enum import Enum
 from typing import NamedTuple
 
 from edgespec import Reply
@@ -14,27 +13,6 @@ from edgespec.system.tables import read_table
 
 _QUOTES = '"""'
 _HELP = read_table(__file__, "help.toml")
-
-
-class Argument(Enum):
-    """The argument that may follow a command."""
-
-    NONE = ""
-    TEXT = "[TEXT]"
-    PATH = "FILE"
-    MODEL = "[MODEL]"
-    DRAFTER = "[DRAFTER]"
-    SETTING = "[NAME VALUE]"
-    VIEW = "VIEW"
-    COUNT = "[N]"
-    PART = "[code|all]"
-    ATTACHED = "[NAME]"
-    SWITCH = "[on|off]"
-    CHAT = "NAME"
-    UNDO = "[undo]"
-    THINKING = "[WORD]"
-    ASK = "[ask]"
-    HELP = "[all|COMMAND]"
 
 
 class Next(NamedTuple):
@@ -55,10 +33,10 @@ Action = Callable[[ChatSession, str], Next | None]
 
 
 class Command(NamedTuple):
-    """example: Of what may follow it; empty where nothing may."""
+    """argument: What may follow the name, as help shows it, with an example; both are empty where nothing may."""
 
     name: str
-    argument: Argument
+    argument: str
     meaning: str
     example: str
     action: Action
@@ -121,7 +99,7 @@ def explain(command: Command, commands: Sequence[Command]) -> str:
 
 
 def _row(command: Command) -> tuple[str, str]:
-    return f"/{command.name} {command.argument.value}".rstrip(), command.meaning
+    return f"/{command.name} {command.argument}".rstrip(), command.meaning
 
 
 def _columns(rows: Sequence[tuple[str, str]]) -> Iterator[str]:

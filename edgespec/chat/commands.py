@@ -12,7 +12,6 @@ from edgespec.chat.clipboard import copy, text_to_copy
 from edgespec.chat.command import (
     NOTHING,
     Action,
-    Argument,
     Command,
     Next,
     escape_message,
@@ -48,7 +47,7 @@ COMMANDS: list[Command] = []  # filled once, below
 _TEXTS = read_table(__file__, "commands.toml")
 _OTHER_NAMES = read_table(__file__, "other_names.toml")
 _BAR_COLUMNS = 40  # of /context, in a window that has as many
-_MANY_LINES = (Argument.TEXT, Argument.SETTING)  # what follows may have them
+_MANY_LINES = ("[TEXT]", "[NAME VALUE]")  # arguments that may have them
 
 
 def find_command(name: str) -> Command | None:
@@ -87,8 +86,7 @@ def _command(name: str) -> Callable[[Action], Action]:
     meaning = stated["meaning"].replace("TEXT_DRAFTERS", ", ".join(TEXT))
 
     def add(action: Action) -> Action:
-        argument = Argument(stated.get("argument", ""))
-        COMMANDS.append(Command(name, argument, meaning, stated.get("example", ""), action))
+        COMMANDS.append(Command(name, stated.get("argument", ""), meaning, stated.get("example", ""), action))
         return action
 
     return add

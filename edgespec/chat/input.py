@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -23,7 +24,7 @@ from prompt_toolkit.styles import Style
 from prompt_toolkit.utils import is_dumb_terminal
 
 from edgespec import CATALOG, ModelHome
-from edgespec.chat.command import Argument, is_command, is_open_block
+from edgespec.chat.command import is_command, is_open_block
 from edgespec.chat.commands import COMMANDS, find_command
 from edgespec.chat.saved_chats import list_chats
 from edgespec.chat.session import THINKING_VIEWS, VIEWS
@@ -103,35 +104,29 @@ class CommandCompleter(Completer):
             for word in _words(command.argument):
                 if word.startswith(argument):
                     yield Completion(word, -len(argument))
-            if command.argument in (Argument.PATH, Argument.MODEL, Argument.DRAFTER):
+            if command.argument in ("FILE", "[MODEL]", "[DRAFTER]"):
                 yield from self._paths.get_completions(Document(argument, len(argument)), event)
 
 
-def _words(argument: Argument) -> Iterable[str]:
-    if argument is Argument.MODEL:
-        return _model_names()
-    if argument is Argument.DRAFTER:
-        return [*TARGET, "none", *TEXT, SELF, *_model_names()]
-    if argument is Argument.THINKING:
-        return ["on", "off", "auto", *THINKING_VIEWS]
-    if argument is Argument.CHAT:
-        return [each.title for each in list_chats(default_home() / "chats")]
-    if argument is Argument.SETTING:
-        return [
-            *SETTINGS,
-            *(f"overflow {policy}" for policy in OPTIONS["overflow"].choices),
-            "loops stop",
-            "loops keep",
-        ]
-    if argument is Argument.HELP:
-        return ["all", *(each.name for each in COMMANDS)]
-    return {
-        Argument.VIEW: VIEWS,
-        Argument.PART: ("code", "all"),
-        Argument.UNDO: ("undo",),
-        Argument.ASK: ("ask",),
-        Argument.SWITCH: ("on", "off"),
-    }.get(argument, ())
+def _words(argument: str) -> Iterable[str]:
+    """What may follow a command, by how its help shows that: words in small letters, and those with a name."""
+    match argument:
+        case "[MODEL]":
+            return _model_names()
+        case "[DRAFTER]":
+            return [*TARGET, "none", *TEXT, SELF, *_model_names()]
+        case "[WORD]":
+            return ["on", "off", "auto", *THINKING_VIEWS]
+        case "NAME":
+            return [each.title for each in list_chats(default_home() / "chats")]
+        case "[NAME VALUE]":
+            overflow = [f"overflow {policy}" for policy in OPTIONS["overflow"].choices]
+            return [*SETTINGS, *overflow, "loops stop", "loops keep"]
+        case "[all|COMMAND]":
+            return ["all", *(each.name for each in COMMANDS)]
+        case "VIEW":
+            return VIEWS
+    return re.findall("[a-z]+", argument)  # as in [code|all]
 
 
 def _model_names() -> list[str]:

@@ -94,6 +94,7 @@ def test_help_explains_one_command(session: ChatSession) -> None:
     assert output(session, "/help retry") == "/retry  answer the last message again, with the next seed"
     assert output(session, "/help attach").splitlines()[-1] == "for example: /attach notes.md src/*.py"
     assert output(session, "/help /save").splitlines()[1].startswith("/save! FILE")
+    assert output(session, "/help export").endswith("/export talk.md"), "which it takes"
     assert "/exit" in output(session, "/help bye")
     with pytest.raises(UsageError, match="there is no command /nope; /help all"):  # like /open in letters alone
         run_command(session, "/help nope")
