@@ -23,9 +23,7 @@ _PLAIN = re.compile(r"[\w@+=:,./-]+", re.ASCII)
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "%": "%%", "\n": "\\n", "\t": "\\t"}
 _TASK_SPACE = "http://schemas.microsoft.com/windows/2004/02/mit/task"
 _SAM_COMPATIBLE = 2  # of EXTENDED_NAME_FORMAT: domain and user
-_RESTART_S = 5
-_HOPELESS = (2, 3, 4, 6)  # exit codes of what another start does not mend: usage, model, device, damaged files
-_STOPPED = (130, 143)  # by a signal
+_UNIT = Path(__file__).with_name("edgespec.service")
 
 
 @dataclass(frozen=True)
@@ -98,30 +96,10 @@ def _systemd() -> ServiceManager:
 
 
 def _unit(program: ServiceProgram) -> bytes:
-    # ":" has systemd leave "$" alone. Only this process gets SIGTERM, as it ends its own children.
     variables = (f"Environment={_in_unit(f'{name}={value}')}" for name, value in program.environment.items())
-    return "\n".join(
-        [
-            "[Unit]",
-            "Description=edgespec: language models on this machine",
-            "StartLimitIntervalSec=300",
-            "StartLimitBurst=10",
-            "",
-            "[Service]",
-            *variables,
-            f"ExecStart={' '.join(map(_in_unit, (':' + program.words[0], *program.words[1:])))}",
-            "Restart=on-failure",
-            f"RestartSec={_RESTART_S}",
-            f"RestartPreventExitStatus={' '.join(map(str, _HOPELESS))}",
-            f"SuccessExitStatus={' '.join(map(str, _STOPPED))}",
-            "KillMode=mixed",
-            "TimeoutStopSec=30",
-            "",
-            "[Install]",
-            "WantedBy=default.target",
-            "",
-        ]
-    ).encode()
+    # ":" has systemd leave "$" alone.
+    start = f"ExecStart={' '.join(map(_in_unit, (':' + program.words[0], *program.words[1:])))}"
+    return _UNIT.read_text(encoding="utf-8").replace("{service}", "\n".join([*variables, start])).encode()
 
 
 def _in_unit(word: str) -> str:
