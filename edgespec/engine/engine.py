@@ -35,7 +35,7 @@ from edgespec.engine.request import (
 from edgespec.engine.request_reader import RequestReader
 from edgespec.engine.run_ahead import Ticket
 from edgespec.engine.target_caches import AnswerDecoder, TargetCaches, interrupt
-from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.errors import ContextOverflow, EdgeSpecError, UsageError
 from edgespec.memory.free_memory import return_freed
 from edgespec.system.arguments import require_kind
 from edgespec.system.threads import Owner, in_thread
@@ -396,7 +396,12 @@ class Engine:
         A message many times longer than the context is counted only until it exceeds the context.
         """
         self._require_open()
-        return self._encoder.count(prompt, system, raw=raw, tools=parse_tools(tools), thinking=thinking)
+        parsed = parse_tools(tools)
+        try:
+            encode = self._encoder.encode
+            return len(encode(prompt, system, raw=raw, tools=parsed, thinking=thinking, is_bounded=True))
+        except ContextOverflow as error:
+            return error.num_tokens
 
     @property
     def takes_tools(self) -> bool:

@@ -162,21 +162,6 @@ class PromptEncoder:
         self._require_short(prefill)
         return self.tokenizer.encode(prefill, is_behind_text=True)
 
-    def count(
-        self,
-        prompt: Prompt,
-        system: str | None = None,
-        *,
-        raw: bool = False,
-        tools: Sequence[Tool] = (),
-        thinking: bool | None = None,
-    ) -> int:
-        """The number of tokens of a prompt; a text far longer than the context is counted in part."""
-        try:
-            return len(self.encode(prompt, system, raw=raw, tools=tools, thinking=thinking, is_bounded=True))
-        except ContextOverflow as error:
-            return error.num_tokens
-
     def _parse(self, prompt: Prompt, system: str | None, *, raw: bool) -> _Parsed:
         require_kind("raw", raw, bool, "True or False")
         if not raw and not is_ids(prompt):
