@@ -70,7 +70,6 @@ class MeasuredPolicy:
     rates: AcceptanceRates
     models: dict[str, DraftModelStats] = field(default_factory=dict)  # what is known of drafter models, by name
     with_distributions: bool = False
-    max_draft: int = MAX_DRAFT_TOKENS
     clock: Clock = perf_counter
     probe_budget: TrialBudget = field(default_factory=probe_budget)  # of all answers of a session
     max_unlearned: int = 0
@@ -90,7 +89,7 @@ class MeasuredPolicy:
         if any(each.can.run_ahead for each in self.drafters):
             self.max_unlearned = 0  # a pass that a lane has slowed down is judged by the newest costs
         texts: list[DraftSource] = [
-            TextSource(each, self.costs, self.rates, self.max_draft) for each in self.drafters if each.can.is_free
+            TextSource(each, self.costs, self.rates) for each in self.drafters if each.can.is_free
         ]
         self._sources = texts + [self._model(each) for each in self.drafters if not each.can.is_free]
 
@@ -100,7 +99,6 @@ class MeasuredPolicy:
             _stats_of(drafter, self.models),
             self.costs,
             self.rates,
-            self.max_draft,
             self.clock,
             has_trees=self.has_trees,
         )
@@ -112,7 +110,7 @@ class MeasuredPolicy:
     def _propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Proposal:
         if self._ended_s is not None:
             self._observe_pause(self.clock() - self._ended_s)
-        if (num_tokens := min(self.max_draft, max_tokens)) != self._request.num_tokens:
+        if (num_tokens := min(MAX_DRAFT_TOKENS, max_tokens)) != self._request.num_tokens:
             self._request = DraftRequest(num_tokens, with_distributions=self.with_distributions)
         request = self._request
         self.costs.context_length = len(tokens)

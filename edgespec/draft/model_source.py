@@ -43,7 +43,6 @@ class ModelSource:
     stats: DraftModelStats
     costs: PassCosts
     rates: AcceptanceRates
-    max_tokens: int
     clock: Clock
     has_trees: bool = False  # the target verifies trees in one pass
     _num_rounds: int = 0
@@ -61,7 +60,7 @@ class ModelSource:
         self.stats.tokens_per_step, self.stats.max_unread = can.tokens_per_step, can.max_unread
         self._own = ModelRates(self.rates, self.drafter.name)
         self._own.assume_hope()
-        self._ahead = AheadSchedule(self.drafter, self.stats, self.costs, self._own, self.max_tokens, self.clock)
+        self._ahead = AheadSchedule(self.drafter, self.stats, self.costs, self._own, MAX_DRAFT_TOKENS, self.clock)
         # One that did not pay in the last answers rests from the first pass of this one, the prompt's.
         self._num_idle = min(self.stats.num_idle, 4 * _DEEP_REST)
         self._rest()
@@ -132,7 +131,7 @@ class ModelSource:
         lost = taken - (1 + self._own.chain(1)[0]) / best.rate / self.costs.step_s
         rarity = min(max(1.0, self.stats.num_vain / _PATIENCE), _RAREST)
         self._trial_cost = max(lost, MIN_LOSS_OF_TRIAL) * rarity
-        if not self._could_pay(best.rate, self.max_tokens):
+        if not self._could_pay(best.rate, MAX_DRAFT_TOKENS):
             self._trial_cost = self.stats.budget.saved + MIN_LOSS_OF_TRIAL
         if self.stats.budget.saved < self._trial_cost or not self._wake():
             return None
@@ -145,8 +144,8 @@ class ModelSource:
         """A longer draft than the best one, if a model drafts; whether a single token pays is found by trials."""
         if not option.num_tokens or self.drafter.can.run_ahead:
             return None
-        totals = expected_tokens(self._own.chain(self.max_tokens))
-        pass_times_s = self.costs.pass_times_s(self.max_tokens + 1)
+        totals = expected_tokens(self._own.chain(MAX_DRAFT_TOKENS))
+        pass_times_s = self.costs.pass_times_s(MAX_DRAFT_TOKENS + 1)
         token_s = self.stats.token * self.costs.pass_s(1)
         hope, length = most_hopeful(totals, pass_times_s, self.costs.spread, token_s)
         if length <= option.num_tokens:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import exp, hypot
 from pkgutil import resolve_name
 
-from edgespec.config.drafter_names import TEXT
+from edgespec.config.drafter_names import MAX_DRAFT_TOKENS, TEXT
 from edgespec.decoding.scheduler import Proposal
 from edgespec.decoding.tree import NO_DRAFT, Tree
 from edgespec.draft.acceptance_rates import AcceptanceRates, runs_of
@@ -43,7 +43,6 @@ class TextSource:
     drafter: Drafter
     costs: PassCosts
     rates: AcceptanceRates
-    max_tokens: int  # the most that a draft may have
     _budget: TrialBudget = field(init=False, default_factory=TrialBudget)
     _num_run: int = field(init=False, default=0)  # rounds of trees that were verified
     _trial_left: int = field(init=False, default=0)  # rounds of the burst
@@ -114,7 +113,7 @@ class TextSource:
     def _recent_yield(self, tree: Tree) -> float:
         """Tokens that a pass over such a tree has given lately, from the chance of one more."""
         rate = self.rates.rate(runs_of(self.drafter.name), max(tree.buckets))
-        return 1 / max(1 - rate, 1 / self.max_tokens)
+        return 1 / max(1 - rate, 1 / MAX_DRAFT_TOKENS)
 
 
 def make_text_drafters(

@@ -88,16 +88,14 @@ def test_a_policy_drafts_alone_and_not_beside_many() -> None:
     """Passes whose rows cost half a step each beyond eight, and nothing up to there."""
     caller = Caller()
     ratios = {width: 1 + 0.5 * max(0, width - 8) for width in range(1, 26)}
-    policy = MeasuredPolicy(
-        [SuffixDrafter()], PassCosts(ratios, 1.0), AcceptanceRates(), max_draft=4, caller=caller
-    )
+    policy = MeasuredPolicy([SuffixDrafter()], PassCosts(ratios, 1.0), AcceptanceRates(), caller=caller)
     text = np.array([1, 2, 3, 4] * 8, np.int32)
     drafts: dict[int, list[Tree]] = {}
     sampler = table_runs.GumbelSampler(table_runs.SamplingParams(), 0)
     for beside in (ALONE, Beside(8, 8.0)):
         caller.beside = beside
         for _ in range(20):
-            round: Proposal = policy.propose(text, 20, sampler)
+            round: Proposal = policy.propose(text, 4, sampler)
             num_draft = len(round.draft.tokens)
             emitted = np.append(round.draft.tokens, text[0]).astype(np.int32)
             taken_s = ratios[min(25, num_draft + 1 + beside.num_rows)]
