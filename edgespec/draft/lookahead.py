@@ -37,11 +37,6 @@ class Window(NamedTuple):
         """The most tokens of a pass."""
         return (self.size - 1) * (self.num_columns + self.num_guesses)
 
-    @property
-    def depth(self) -> int:
-        """Depth of its deepest node below the last committed token."""
-        return max(self.num_columns + self.size - 3, self.size - 1)
-
     def with_guesses_of(self, num_tokens: int) -> "Window":
         """A window with guesses of num_tokens tokens, and no more columns than lie within them."""
         return self._replace(num_columns=min(self.num_columns, 2), size=num_tokens + 1)

@@ -229,9 +229,7 @@ class AutoDevices:
             made_for=self._made_for,
             device=where.device,
             drafter_device=where.drafter_device,
-            schedule=plan.chosen.schedule,
             line=in_one_line(_short(self.model), plan, shown),
-            refused=refused,
         )
         if self.is_kept and not _is_short_of_memory(plan):
             self._save(decision)

@@ -8,7 +8,7 @@ nothing of how costs are foreseen or measured.
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from edgespec.draft.limits import MIN_GAIN_OF_SCHEDULE
 from edgespec.runtimes.devices import Device
-from edgespec.setup.planner import AnySchedule, Plan, PlannedOption, Weighed, decide
+from edgespec.setup.planner import Plan, PlannedOption, Weighed, decide
 from edgespec.system.disk import replace_file
 from edgespec.system.typed_json import read_as, read_versioned
 from edgespec.system.units import format_speed
@@ -122,16 +122,12 @@ class Decision:
     """Where a model and its drafters run.
 
     made_for: What the decision holds for: the devices of the machine with the versions of all that drives them.
-    schedule: The one that was best then; each answer weighs it again.
-    refused: Devices that did not run the model, with the reasons.
     """
 
     made_for: tuple[_Text, ...]
     device: _Text
     drafter_device: _Text
-    schedule: AnySchedule
     line: _Text
-    refused: Annotated[dict[_Text, _Text], Meta(max_length=64)] = field(default_factory=dict)
 
     @property
     def where(self) -> Where:

@@ -27,6 +27,11 @@ GREEDY = GumbelSampler(SamplingParams())
 windows = st.builds(Window, st.integers(1, 7), st.integers(2, 5), st.integers(1, 6))
 
 
+def depth_of(window: Window) -> int:
+    """Depth of its deepest node below the last committed token."""
+    return max(window.num_columns + window.size - 3, window.size - 1)
+
+
 def blocks(policy: DraftPolicy, sampler: GumbelSampler, num_blocks: int, **context: int) -> list[Block]:
     return list(islice(speculative_decode(PROMPT, target(**context), sampler, policy), num_blocks))
 
@@ -36,7 +41,7 @@ def blocks(policy: DraftPolicy, sampler: GumbelSampler, num_blocks: int, **conte
 def test_lookahead_gives_the_tokens_of_plain_decoding(params: SamplingParams, window: Window) -> None:
     sampler = GumbelSampler(params, len(PROMPT))
     plain = tokens_of(blocks(Plain(), sampler, 60))
-    found = blocks(FixedLength([Lookahead(window)], window.depth), sampler, 60)
+    found = blocks(FixedLength([Lookahead(window)], depth_of(window)), sampler, 60)
     assert tokens_of(found)[:60] == plain
     assert all(block.num_draft < window.width for block in found)
 
@@ -45,7 +50,7 @@ def test_lookahead_gives_the_tokens_of_plain_decoding(params: SamplingParams, wi
 def test_lookahead_fills_the_context_and_ends(window: Window) -> None:
     sampler = GumbelSampler(SamplingParams(temperature=1.0, seed=4))
     plain = tokens_of(blocks(Plain(), sampler, 80, context_length=20))
-    policy = FixedLength([Lookahead(window)], window.depth)
+    policy = FixedLength([Lookahead(window)], depth_of(window))
     assert tokens_of(blocks(policy, sampler, 80, context_length=20)) == plain
 
 
@@ -61,13 +66,13 @@ def test_window_is_a_chain_with_columns_hanging_on_it(window: Window) -> None:
     depths = sorted(draft.depths)
     places = [level + i for level in range(window.size - 1) for i in range(window.num_columns)]
     assert depths == sorted(places)[1:]
-    assert max(depths, default=0) <= window.depth
+    assert max(depths, default=0) <= depth_of(window)
 
 
 @given(window=windows, num_tokens=st.integers(1, 9))
 def test_nothing_lies_deeper_than_guesses_of_a_given_length(window: Window, num_tokens: int) -> None:
     narrowed = window.with_guesses_of(num_tokens)
-    assert (narrowed.depth, narrowed.size) == (num_tokens, num_tokens + 1)
+    assert (depth_of(narrowed), narrowed.size) == (num_tokens, num_tokens + 1)
 
 
 def test_rows_behind_the_window_become_ngrams() -> None:

@@ -1,5 +1,6 @@
 """The decision for a model: its line, its file, and for which machine it holds."""
 
+import json
 import os
 from pathlib import Path
 
@@ -29,9 +30,7 @@ DECISION = Decision(
     made_for=MADE_FOR,
     device="webgpu",
     drafter_device="cpu",
-    schedule="pipelined",
     line="…",
-    refused={"cuda": "no"},
 )
 
 
@@ -77,3 +76,12 @@ def test_damaged_decision_is_made_again(tmp_path: Path, content: str) -> None:
     (name,) = os.listdir(tmp_path / FOLDER)
     (tmp_path / FOLDER / name).write_text(content)
     assert read_decision(tmp_path, MODELS, MADE_FOR) is None
+
+
+def test_decision_of_a_version_that_stated_more_is_read(tmp_path: Path) -> None:
+    write_decision(tmp_path, MODELS, DECISION)
+    (path,) = (tmp_path / FOLDER).iterdir()
+    written = json.loads(path.read_text())
+    written["decision"] |= {"schedule": "pipelined", "refused": {"cuda": "no"}}
+    path.write_text(json.dumps(written))
+    assert read_decision(tmp_path, MODELS, MADE_FOR) == DECISION
