@@ -13,7 +13,6 @@ from edgespec.system.typed_json import read_json
 from edgespec.text.tokenizer import open_tokenizer, translate_errors
 
 MODULES = "modules.json"
-_LARGEST_BYTES = 1 << 20
 _MOST_BEHIND = 8  # tokens behind a text; tokenizers in use put one there
 _KNOWN = ("Transformer", "Pooling", "Normalize")
 # A setting of 1_Pooling/config.json, each of which is true or false -> kind.
@@ -148,7 +147,7 @@ def _tokens_behind(path: Path, *, num_before: int) -> tuple[int, ...]:
 
 def _read(path: Path) -> Any:
     try:
-        return read_json(path, _LARGEST_BYTES)
+        return read_json(path)
     except FileNotFoundError:
         raise SourceError(
             f"{path.parent} has no {path.name}, which says how a vector is made; fetch it again"

@@ -31,7 +31,6 @@ from edgespec.system.typed_json import read_as, read_json
 
 _log = logging.getLogger(__name__)
 RECORD = "compiled.json"
-_LARGEST_BYTES = 1 << 20
 _COMPILERS = frozenset({"QNNExecutionProvider", "OpenVINOExecutionProvider"})
 _UNFINISHED = ".compiling-"
 _ABANDONED_S = 86400.0  # of a process that was killed
@@ -123,7 +122,7 @@ def find_damage(folder: Path) -> str | None:
 
 def _read_record(folder: Path) -> Record:
     """Raises OSError, ValueError: It cannot be read, or is none."""
-    return read_as(Record, read_json(folder / RECORD, _LARGEST_BYTES))
+    return read_as(Record, read_json(folder / RECORD))
 
 
 def _describe(manifest: Manifest, graphs: Sequence[str], device: Device) -> Record:

@@ -27,7 +27,6 @@ from edgespec.tools.tool import ALL, Tool, ToolCall
 from edgespec.types import Report
 
 TIMEOUT_S = 60.0
-_LARGEST_CONFIG = 1 << 20
 _MOST_BYTES = 1 << 29  # that the process may hold that speaks with the servers
 _SPARE_S = 10.0  # for this process to notice what the other one found
 
@@ -194,7 +193,7 @@ def _read(given: str | Path) -> dict[str, McpServer]:
 
 def _read_file(path: Path) -> dict[str, McpServer]:
     with explain_unreadable(path, 'a file of MCP servers, {"mcpServers": {"NAME": {"command": …, "args": […]}}}'):
-        document = read_json(path, _LARGEST_CONFIG)
+        document = read_json(path)
         stated = document.get("mcpServers", document.get("servers")) if isinstance(document, dict) else None
         if not isinstance(stated, dict):
             raise ValueError("it has no object mcpServers")

@@ -24,7 +24,6 @@ FILE_NAME = "edgespec.json"
 COMPILED = "compiled"  # a folder beside it: what compilers of devices have made of the graphs
 EXPORT_AGAIN = "export the model again"
 NO_MANIFEST = "make one with: edgespec export SOURCE"
-_LARGEST_BYTES = 1 << 20  # a real one has 3 kB
 _HEAD_KINDS = ("recurrent", "steps", "block")
 POOLING_KINDS = ("last", "mean")
 
@@ -379,7 +378,7 @@ def read_manifest(folder: Path, *, has_files: bool = True) -> Manifest:
     """
     path = folder / FILE_NAME
     try:
-        stated = read_json(path, _LARGEST_BYTES)
+        stated = read_json(path)
     except FileNotFoundError:
         raise ManifestError(f"{folder} has no {FILE_NAME}, so it is no model folder; {NO_MANIFEST}") from None
     except OSError as error:

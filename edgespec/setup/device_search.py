@@ -112,7 +112,6 @@ def _refuse(weighed: Weighed, reason: str) -> Weighed:
 
 FOLDER = "placements"
 _VERSION = 1
-_LARGEST_BYTES = 1 << 20
 
 _Text = Annotated[str, Meta(max_length=1 << 12)]
 
@@ -137,7 +136,7 @@ class Decision:
 def read_decision(home: Path, models: Sequence[str], made_for: Sequence[str]) -> Decision | None:
     """The decision for models on a machine as it is now; None where there is none that can be used."""
     try:
-        document = read_versioned(_path(home, models), _LARGEST_BYTES, _VERSION)
+        document = read_versioned(_path(home, models), _VERSION)
         decision = read_as(Decision, document.get("decision"))
     except (OSError, ValueError):
         return None

@@ -18,7 +18,6 @@ from edgespec.text.tokenizer import open_tokenizer, translate_errors, vocabulary
 _ADVICE = "build the folder again"
 FILE_NAME = "genai_config.json"
 FORMAT = "onnxruntime-genai"
-_MAX_BYTES = 1 << 20  # a real one has 2 kB
 # Parts that the settings of a decoder may have; any other changes how the model has to be run.
 _PARTS = {"session_options", "run_options", "inputs", "outputs", "sliding_window"}
 _INPUTS = {"input_ids", "attention_mask", "position_ids", "past_key_names", "past_value_names"}
@@ -53,7 +52,7 @@ def chat_template(folder: Path) -> str | None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        stated = read_json(path, _MAX_BYTES)
+        stated = read_json(path)
     except (ValueError, OSError) as error:
         raise ManifestError(f"{path} cannot be read as JSON ({error}); build the folder again") from None
     if not isinstance(stated, dict):

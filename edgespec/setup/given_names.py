@@ -21,7 +21,6 @@ _WAS = "was/"  # before each name that a model had, which may also be that of an
 _FROM = "from/"  # before each name of a model whose source is on this machine or the hub
 _NAME = re.compile(r"\w[\w.+-]{0,95}")
 _OF_WINDOWS = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
-_MOST_BYTES = 1 << 20
 
 
 def require_name(name: str) -> None:
@@ -102,7 +101,7 @@ def _read(home: Path) -> dict[str, str]:
     path = home / _FILE
     with suppress(OSError):
         try:
-            return read_as(dict[str, str], read_json(path, _MOST_BYTES))
+            return read_as(dict[str, str], read_json(path))
         except ValueError as error:
             warn(f"{path} is damaged ({error}): models are no longer found by the names that they had before")
             warn(f"the damaged file is kept as {put_aside(path)}")

@@ -19,7 +19,6 @@ PREFIX = "ollama:"
 _USUAL = ("registry.ollama.ai", "library", "latest")  # host, owner and tag that a name leaves out
 _PLACES = ("~/.ollama/models", "/usr/share/ollama/.ollama/models")  # the second of the service on Linux
 _PART = "application/vnd.ollama.image."
-_MOST_BYTES = 1 << 20  # a real one has 1 kB
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def _weights(name: str, manifest: Path) -> Path:
     """The GGUF file of a model. Raises ModelError: It has none, or more than a base model, or it is not whole."""
     again = f"pull it again: ollama pull {name}"
     try:
-        parts = read_as(_Manifest, read_json(manifest, _MOST_BYTES)).layers
+        parts = read_as(_Manifest, read_json(manifest)).layers
     except (OSError, ValueError) as error:
         raise ModelError(f"ollama's manifest {manifest} cannot be read ({error}); {again}") from None
     if any(part.mediaType == f"{_PART}adapter" for part in parts):

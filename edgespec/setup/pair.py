@@ -26,7 +26,6 @@ from edgespec.types import Report
 FILE_NAME = "pair.json"
 _LOCK = ".pair.lock"
 SCHEMA_VERSION = 2
-_LARGEST_BYTES = 1 << 20  # a check has 1 kB
 TARGET, DRAFTER = "target", "drafter"  # the folders beside it
 _FORMS = ("cpu", "gpu", "npu")
 
@@ -195,7 +194,7 @@ def read_pair(folder: Path) -> Pair | None:
     if not path.is_file():
         return None
     try:
-        stated = read_json(path, _LARGEST_BYTES)
+        stated = read_json(path)
         version = stated.get("schema_version") if isinstance(stated, dict) else None
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise ManifestError(

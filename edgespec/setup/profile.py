@@ -216,7 +216,7 @@ def read_learned_stats(folder: Path, report: Report = lambda line: None) -> Lear
     """Read what a folder holds; empty where there is no file, or one that cannot be used, which is reported."""
     path = folder / FILE_NAME
     try:
-        return _parse(read_versioned(path, _LARGEST_BYTES, _VERSION))
+        return _parse(read_versioned(path, _VERSION, _LARGEST_BYTES))
     except FileNotFoundError:
         return LearnedStats()
     except (ValidationError, OtherVersion) as error:

@@ -77,7 +77,7 @@ class UsageFile:
     def read(self) -> dict[UsageKey, Usage]:
         """Empty where nothing was counted yet. Raises EdgeSpecError: The file cannot be read or used."""
         try:
-            document = read_versioned(self.path, _LARGEST_BYTES, _VERSION)
+            document = read_versioned(self.path, _VERSION, _LARGEST_BYTES)
             return dict(read_as(list[tuple[UsageKey, Usage]], document.get("counts")))
         except FileNotFoundError:
             return {}

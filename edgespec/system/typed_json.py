@@ -18,7 +18,7 @@ from edgespec.system.disk import replace_file
 from edgespec.system.text_files import decode_text, read_plain
 
 T = TypeVar("T")
-_LARGEST_BYTES = 1 << 20  # of records
+_LARGEST_BYTES = 1 << 20  # of what others do not expect to be larger: most have a few kB
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
 _TYPES = re.compile(r"expected `([^`]+)`(?:, got `\w+`)?", re.IGNORECASE)
 _WORDS = {
@@ -39,7 +39,7 @@ _SAYINGS = (
 )
 
 
-def read_json(path: Path, most_bytes: int) -> Any:
+def read_json(path: Path, most_bytes: int = _LARGEST_BYTES) -> Any:
     """Read a file in which no key occurs twice and no number is NaN or infinite.
 
     Raises:
@@ -57,7 +57,7 @@ class OtherVersion(ValueError):
     """A file states another version than the one that is read, or none."""
 
 
-def read_versioned(path: Path, most_bytes: int, version: int) -> dict[str, Any]:
+def read_versioned(path: Path, version: int, most_bytes: int = _LARGEST_BYTES) -> dict[str, Any]:
     """Read a file that holds an object and its version.
 
     Raises OSError and ValueError as read_json does; OtherVersion too.
@@ -183,7 +183,7 @@ class RecordFile(Generic[T]):
     def _load(self) -> dict[str, T]:
         """Raises ValueError: It is damaged."""
         try:
-            document = read_versioned(self.path, _LARGEST_BYTES, self.version)
+            document = read_versioned(self.path, self.version)
         except (OSError, OtherVersion):
             return {}
         return read_as(self.kind, document.get(self.field))
