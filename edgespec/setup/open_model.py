@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar, Unpack
 import numpy as np
 
 from edgespec.decoding.decoder import Cache, Can, Decoder, ForwardingDecoder, Pass, Rows
-from edgespec.decoding.head_rows import UNKNOWN
+from edgespec.decoding.head_rows import WholeRows
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.draft.cross_vocabulary import Translation, find_translation
 from edgespec.errors import ManifestError, ModelError, UsageError
@@ -67,7 +67,7 @@ class SubsetDecoder(ForwardingDecoder):
 
     def __init__(self, decoder: Decoder, tokens: TokenIds, vocab_size: int) -> None:
         super().__init__(decoder)
-        self.vocab_size, self._tokens = vocab_size, tokens
+        self.vocab_size, self._whole = vocab_size, WholeRows(tokens, vocab_size)
 
     @property
     def can(self) -> Can:
@@ -79,9 +79,7 @@ class SubsetDecoder(ForwardingDecoder):
 
     def run(self, given: Pass) -> Rows:
         rows = self._decoder.run(given)
-        whole = np.full((given.num_rows, self.vocab_size), UNKNOWN, np.float32)
-        whole[:, self._tokens] = rows.logits
-        return rows._replace(logits=whole)
+        return rows._replace(logits=self._whole(rows.logits))
 
 
 # Values do not come to more with a longer past; the first position of a text has the largest of all.
