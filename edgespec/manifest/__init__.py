@@ -95,6 +95,9 @@ class Origin:
     name: str | None = None
 
 
+WITH_ADAPTER = " with adapter "  # between the names of a source and of what was merged into it
+
+
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """The file or folder that a model was exported from.
@@ -115,11 +118,17 @@ class Source:
         """Its repository, and its file where that is GGUF, of which a repository may hold several."""
         return f"{self.repository}:{self.name}" if self.repository and self.format == "gguf" else self.repository
 
+    @property
+    def is_merged(self) -> bool:
+        """True if an adapter was merged into it, so that it alone is another model."""
+        return WITH_ADAPTER in self.name
+
     def fetched_from(self, origin: Origin) -> "Source":
         """This source with where it was fetched from; a licence that it states itself comes first."""
+        _, merged, adapter = self.name.partition(WITH_ADAPTER)
         return replace(
             self,
-            name=origin.name or self.name,
+            name=f"{origin.name}{merged}{adapter}" if origin.name else self.name,
             repository=origin.repository,
             revision=origin.revision,
             license=self.license or origin.license,

@@ -126,7 +126,7 @@ def find_export_source(home: ModelHome, model: str, manifest: Manifest | None) -
         if name in CATALOG:
             return _of_entry(home, CATALOG[name], asked)
         return ExportSource(name, None, asked if asked != "source" else None)
-    if manifest is None or manifest.source.format == genai.FORMAT:
+    if manifest is None or manifest.source.format == genai.FORMAT or manifest.source.is_merged:
         return None
     source = manifest.source
     precision = manifest.precision if manifest.precision != "source" else None

@@ -221,6 +221,10 @@ class ModelHome:
             return self._fetch(CATALOG[name]) if name in CATALOG else self.locate(name)
         manifest = read_manifest(folder)
         source = manifest.source
+        if source.is_merged:
+            raise ModelError(
+                f"{folder} is {source.name}; merge the adapter with PEFT, export the result, and name that instead"
+            )
         if source.hub_id is None:
             if noted := self.advice.noted_source(folder):
                 return self.locate(noted)
@@ -402,7 +406,8 @@ class ModelHome:
         with self.held:
             manifest = export_model(source.path, output, **settings)
         self.note_export(source, is_checked=manifest.check is not None)
-        if output.parent == self.models and source.origin.repository is None:
+        is_source_enough = source.origin.repository is None and not manifest.source.is_merged
+        if output.parent == self.models and is_source_enough:
             name = self.current_name(output.name)  # another process may have found and named it already
             note_source(self.path, name, source.origin.name or str(source.path.absolute()))
         return manifest

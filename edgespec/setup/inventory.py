@@ -224,7 +224,7 @@ class Inventory:
             require_writable(output, foresee_cost(view.path, options, view.sizes).write_bytes)
 
         manifest = self.home.export(self.home.locate(source, revision, judge), output, **settings)
-        if output.parent == self.home.models and not os.path.exists(source):
+        if output.parent == self.home.models and not (os.path.exists(source) or manifest.source.is_merged):
             note_source(self.home.path, output.name, source)
         return manifest
 

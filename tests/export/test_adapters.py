@@ -14,11 +14,13 @@ from families import FAMILIES, weights_of, write_source
 from safetensors.numpy import save_file
 
 from edgespec.cli.main import main
-from edgespec.errors import SourceError
+from edgespec.errors import ModelError, SourceError
 from edgespec.export.convert import export_model
 from edgespec.export.options import ExportOptions
 from edgespec.export.plan import plan_model
-from edgespec.manifest import read_manifest
+from edgespec.manifest import Origin, read_manifest
+from edgespec.setup.drafting_target import find_export_source
+from edgespec.setup.home import ModelHome
 
 RANK, ALPHA = 4, 8
 LAYER = "model.layers.1."
@@ -271,6 +273,27 @@ def test_the_command_merges_and_says_so(tmp_path: Path, capsys: pytest.CaptureFi
     assert "merging adapter adapter into 4 matrices" in capsys.readouterr().err
     assert read_manifest(tmp_path / "out").source.name == "base.gguf with adapter adapter"
     assert "with adapter adapter" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_base_of_a_merged_model_is_not_taken_for_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+    weights = tiny.random_weights()
+    tiny.write_gguf(tmp_path / "base.gguf", weights)
+    adapter = write_folder(tmp_path / "adapter", changes(weights))
+    command = ["export", str(tmp_path / "base.gguf"), "--adapter", str(adapter), "--name", "mine", "--no-check"]
+    assert main(command) == 0
+    home = ModelHome(tmp_path / "home")
+    manifest = read_manifest(home.models / "mine")
+    assert find_export_source(home, "mine", manifest) is None
+    with pytest.raises(ModelError, match=r"is base.gguf with adapter adapter; merge the adapter with PEFT"):
+        home.source_of("mine")
+    assert main(["models", "rm", "mine", "--yes"]) == 0
+    assert main(["chat", "mine", "hi"]) == 3
+    assert "no model 'mine': edgespec models list has the names" in capsys.readouterr().err
+    assert manifest.source.fetched_from(Origin(name="ollama:x")).name == "ollama:x with adapter adapter"
 
 
 @pytest.mark.parametrize(
