@@ -193,7 +193,7 @@ def _write_page(document: "BenchDocument", options: argparse.Namespace) -> None:
 
 def add_score(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    add_flags(parser, {"--file": {"kind": "file", "required": True, "help": "a text file"}})
+    add_flags(parser, read_table(__file__, "bench.toml")["score"])
     add_options(parser)
     parser.set_defaults(run=_score)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import edgespec
 from edgespec import UsageError
-from edgespec.cli.arguments import attribute_name, checked_name, print_result
+from edgespec.cli.arguments import add_actions, attribute_name, checked_name, print_result
 from edgespec.cli.parser import CommandParser
 from edgespec.config.config_file import (
     COMMENT,
@@ -26,29 +26,28 @@ from edgespec.config.options import LOAD_PARAMETERS, OPTIONS, SAMPLING_OPTIONS
 from edgespec.system.command_line import split_words
 from edgespec.system.console import info, warn
 from edgespec.system.disk import replace_file
+from edgespec.system.tables import read_table
 
 _DEFAULT = "default"
 
 
 def add_config(parser: CommandParser) -> None:
-    described = {
-        "show": ("print every option, its value and where the value comes from (the default action)", _show),
-        "get": ("print the value of an option", _get),
-        "path": ("print where the configuration file is", _path),
-        "set": ("set an option in the file", _change),
-        "unset": ("remove an option from the file, so that its default holds", _change),
-        "edit": ("open the file in $VISUAL or $EDITOR, and check it afterwards", _edit),
-        "reset": ("start over with an empty file; the old one is kept beside it", _reset),
+    runs = {
+        "show": _show,
+        "get": _get,
+        "path": _path,
+        "set": _change,
+        "unset": _change,
+        "edit": _edit,
+        "reset": _reset,
     }
-    for name, (what, run) in described.items():
-        action = parser.add_command(name, what)
-        action.set_defaults(run=run, value=None)
-        if name in ("get", "set", "unset"):
-            choices = list(OPTIONS) if name != "unset" else None  # a line of the file may be of no option
-            names = f"one of: {', '.join(OPTIONS)}"
-            action.add_argument("key", metavar="KEY", type=_option_name, choices=choices, help=names)
-        if name == "set":
-            action.add_argument("value", metavar="VALUE", help="text, number, true or false")
+    actions = add_actions(parser, read_table(__file__, "config.toml"), runs)
+    for name in ("get", "set", "unset"):
+        choices = list(OPTIONS) if name != "unset" else None  # a line of the file may be of no option
+        names = f"one of: {', '.join(OPTIONS)}"
+        actions[name].add_argument("key", metavar="KEY", type=_option_name, choices=choices, help=names)
+    actions["set"].add_argument("value", metavar="VALUE", help="text, number, true or false")
+    actions["unset"].set_defaults(value=None)
     parser.default_command = "show"
 
 

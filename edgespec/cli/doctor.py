@@ -21,6 +21,7 @@ from edgespec.cli.arguments import (
 from edgespec.config.options import DEFAULT_MODEL
 from edgespec.system.command_line import quote
 from edgespec.system.console import info, show_progress
+from edgespec.system.tables import read_table
 from edgespec.system.units import format_bytes, format_speed
 
 if TYPE_CHECKING:
@@ -38,23 +39,15 @@ _PROMPTS = (
 
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
+    table = read_table(__file__, "doctor.toml")
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", help=f"a prepared model for the self-test (default: {DEFAULT_MODEL})"
     )
-    parser.add_argument("--no-self-test", action="store_true", help="run no model")
+    add_flags(parser, table["test"])
     exactness = parser.add_argument_group("exactness")
-    exactness.add_argument(
-        "--exactness", metavar="MODEL", help="compare this model's text with and without drafting, token by token"
-    )
+    add_flags(exactness, table["exactness"])
     add_option(exactness, "drafter")
-    prompts = "JSON Lines, each with prompt or turns; the first turn is used"
-    add_flags(
-        exactness,
-        {
-            "--prompts": {"kind": "file", "help": prompts},
-            "--max-tokens": {"kind": "whole", "metavar": "N", "default": 32, "help": "tokens per answer"},
-        },
-    )
+    add_flags(exactness, table["texts"])
     add_options(parser)
     parser.set_defaults(run=_doctor)
 

@@ -4,9 +4,10 @@ import argparse
 from dataclasses import asdict
 
 import edgespec
-from edgespec.cli.arguments import add_option, add_options, load_arguments, model_home, print_result
+from edgespec.cli.arguments import add_actions, add_option, add_options, load_arguments, model_home, print_result
 from edgespec.cli.parser import CommandParser
 from edgespec.system.console import info
+from edgespec.system.tables import read_table
 
 
 def add_plan(parser: CommandParser) -> None:
@@ -25,22 +26,7 @@ def _plan(options: argparse.Namespace) -> None:
 
 
 def add_pair(parser: CommandParser) -> None:
-    check = parser.add_command(
-        "check",
-        "measure how much faster a drafter makes a target, and compare their tokens; without a drafter, rank all "
-        "that could draft for it",
-    )
-    check.add_argument("target", metavar="TARGET", help="a model, as for chat")
-    check.add_argument(
-        "drafter",
-        metavar="DRAFTER",
-        nargs="?",
-        help="a smaller model, which guesses tokens for the target. Without it, a pair folder is measured, and "
-        "the result is stored in it; for any other TARGET, everything that could draft for it is ranked, and "
-        "nothing is run",
-    )
-    add_options(check)
-    check.set_defaults(run=_pair_check)
+    add_actions(parser, read_table(__file__, "plan.toml"), {"check": _pair_check})
 
 
 def _pair_check(options: argparse.Namespace) -> None:
