@@ -30,14 +30,12 @@ def _format_value(value: object) -> str:
 
 
 def brief_result(text: str) -> str:
-    """The beginning of what a call gave."""
     lines = text.strip().splitlines()
     short = "\n".join(lines[:_MAX_LINES])[:_MAX_CHARACTERS]
     return short if short == "\n".join(lines) else f"{short} … ({len(text)} characters)"
 
 
 def format_turn(turn: Turn) -> str:
-    """The text of a message and the calls that it has."""
     if not isinstance(turn, CallMessage):
         return turn.content
     calls = "\n".join(f"calls {format_call(call)}" for call in turn.calls)

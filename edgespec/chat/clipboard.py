@@ -84,7 +84,6 @@ def text_to_copy(session: ChatSession, part: str) -> str:
 
 
 def code_blocks(text: str) -> list[str]:
-    """The contents of the fenced code blocks, in order."""
     from markdown_it import MarkdownIt  # a pipe can do without it
 
     return [token.content for token in MarkdownIt().parse(f"{text}\n") if token.type == "fence"]

@@ -86,7 +86,6 @@ def first_page() -> str:
 
 
 def full_help(commands: Sequence[Command]) -> str:
-    """All commands, the keys, and what drafting is."""
     rows = [*map(_row, commands), ("", ""), *_HELP["keys"]]
     return "\n".join([*_columns(rows), "", _HELP["drafting"]])
 

@@ -146,7 +146,6 @@ class LiveLine(TextIOBase):
             self.flush()
 
     def take_away(self) -> None:
-        """Erase the line for good."""
         self._erase()
         self._is_over = True
         self._end_update()

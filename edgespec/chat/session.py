@@ -94,7 +94,6 @@ class ChatSession:
         return reply
 
     def begin_answer(self, reply: Reply) -> None:
-        """Take what the text of an answer begins with."""
         self.begun, self.opens_reasoning = reply.begun, reply.opens_reasoning
 
     def rewrite(self, text: str) -> None:

@@ -67,7 +67,6 @@ def require_positive(options: Namespace, *names: str) -> None:
 
 
 def add_option(parser: argparse._ActionsContainer, name: str) -> None:
-    """Add the flag of one option of the table."""
     option = OPTIONS[name]
     if option.kind == "switch":
         action = "store_true" if name.startswith("no-") else Switch
@@ -160,7 +159,6 @@ def add_mcp(parser: argparse._ActionsContainer, what: str) -> None:
 
 
 def add_model(parser: ArgumentParser, default: str | None = None, *, is_optional: bool = False) -> None:
-    """Add the positional argument for a model that a command loads."""
     parser.add_argument(
         "model",
         metavar="MODEL",

@@ -350,6 +350,5 @@ def _halves(text: str) -> tuple[str, str]:
 
 
 def _unquoted(text: str) -> str:
-    """A text without the quotes around it."""
     found = _QUOTED.match(text)
     return found[2] if found else text

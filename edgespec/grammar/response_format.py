@@ -260,7 +260,6 @@ def measure_lark(grammar: str) -> LarkSize:
 
 
 def count_repetitions(expression: str) -> int:
-    """How often a regular expression repeats something."""
     return sum(found[1] is not None for found in _IN_EXPRESSION.finditer(expression))
 
 

@@ -116,7 +116,6 @@ class Answers:
                 yield i, chunk
 
     async def complete(self) -> list[Completion]:
-        """All answers, whole."""
         parts: list[list[Chunk]] = [[] for _ in self.opened]
         async for i, chunk in self.chunks():
             parts[i].append(chunk)

@@ -128,7 +128,6 @@ async def _vector(engine: Engine, tokens: TokenIds, size: int | None) -> npt.NDA
 
 
 def _written(vector: npt.NDArray[np.float32], encoding: str | None) -> list[float] | str:
-    """A vector as JSON has it."""
     if encoding == "base64":
         return b64encode(vector.astype("<f4").tobytes()).decode()
     numbers: list[float] = vector.astype(np.float64).tolist()

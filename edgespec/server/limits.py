@@ -92,7 +92,6 @@ class Drain:
     _timer: asyncio.TimerHandle | None = field(init=False, default=None)
 
     def begin(self) -> None:
-        """Start the time."""
         self._timer = asyncio.get_running_loop().call_later(self.drain_s, self.is_closing.set)
 
     def cancel(self) -> None:

@@ -124,7 +124,6 @@ async def _respond_with_vectors(
 
 
 def _entry(model: ServedModel) -> dict[str, Any]:
-    """A model in a list."""
     name, manifest = model.name + LATEST, model.manifest
     weights = manifest.files.get(manifest.weights)
     return {

@@ -41,7 +41,6 @@ class RequestRecord:
 
 
 def record_of(scope: Scope) -> RequestRecord:
-    """The record of the request that is being answered."""
     return cast(RequestRecord, scope[_KEY])
 
 

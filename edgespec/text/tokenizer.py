@@ -227,7 +227,6 @@ class Tokenizer:
         return str(self._tokenizer.decode_batch([tokens], skip_special_tokens=skips_special)[0])
 
     def special_within(self, texts: Iterable[str]) -> frozenset[int]:
-        """The special tokens that some texts hold."""
         whole = list(texts)
         return frozenset(
             token for spelling, token in self.special_tokens.items() if any(spelling in text for text in whole)

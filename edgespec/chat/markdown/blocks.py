@@ -51,7 +51,6 @@ class CodeLines:
 
     @property
     def is_in_line(self) -> bool:
-        """True if a line has begun, and has not ended."""
         return bool(self._line)
 
     def push(self, text: str, *, is_end: bool = True) -> list[Span]:

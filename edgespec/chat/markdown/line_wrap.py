@@ -38,7 +38,6 @@ class LineWrap:
         return [out for piece in pieces for out in self._add(piece)]
 
     def flush(self) -> list[Span]:
-        """Return the last word."""
         return list(self._place_word())
 
     def _add(self, piece: Span) -> Iterator[Span]:
