@@ -1,118 +1,21 @@
-"""Options of one command that contradict each other, in one table, and pairs of which a line says what they mean.
+"""Options of one command that contradict each other, and pairs of which a line says what they mean.
 
 Looks at options alone and opens no model: what only the model or its device shows is refused where it is loaded.
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import NoReturn
 
 from edgespec import UsageError
 from edgespec.cli.arguments import attribute_name, is_given
 from edgespec.config.drafter_names import parse
 
 Options = argparse.Namespace
-Condition = Callable[[Options], bool]
 # What a run of bench depends on, which an earlier run has settled. Those that have a default come with it.
 _MEASURING = (
     *("resume", "prompts", "per-category", "max-tokens", "rounds"),
     *("temperature", "learned", "both-modes", "compare"),
-)
-
-
-def _reports_and_has(name: str) -> Condition:
-    return lambda options: options.report is not None and is_given(options, name)
-
-
-class _Contradiction(NamedTuple):
-    """Two options that cannot go together where a condition holds, why, and what to do."""
-
-    first: str
-    second: str
-    holds: Condition
-    reason: str
-
-
-_TABLE = (
-    _Contradiction(
-        "exact",
-        "no-deterministic",
-        lambda options: options.exact and options.deterministic is False,
-        "--exact keeps the text of plain decoding, and --no-deterministic lets it change at near-ties; leave out "
-        "--no-deterministic for one text, or --exact for speed",
-    ),
-    _Contradiction(
-        "exact",
-        "temperature",
-        lambda options: options.exact and options.temperature != 0,
-        "--exact covers greedy text only; leave out one of them",
-    ),
-    _Contradiction(
-        "deterministic",
-        "acceptance",
-        lambda options: (
-            options.deterministic is True and options.acceptance == "rejection" and options.draft_length == "auto"
-        ),
-        "what rejection keeps of sampled text depends on the drafts; leave out one of them, or add --draft-length "
-        "4, with which a seed gives the same text again for the same drafter",
-    ),
-    _Contradiction(
-        "learn",
-        "acceptance",
-        lambda options: options.learn is not None and options.acceptance == "rejection",
-        "learning changes what a head drafts, and what rejection keeps of a sample depends on drafts; leave "
-        "out one of them",
-    ),
-    _Contradiction(
-        "learn",
-        "no-history",
-        lambda options: options.learn is not None and options.no_history,
-        "--no-history saves nothing of what is said, and learning does; leave out one of them",
-    ),
-    _Contradiction(
-        "keep-prefix",
-        "no-history",
-        lambda options: options.keep_prefix and options.no_history and is_given(options, "keep-prefix"),
-        "--no-history saves nothing, and --keep-prefix keeps what the model has read; leave out one of them",
-    ),
-    _Contradiction(
-        "learn",
-        "drafter",
-        lambda options: options.learn is not None and _has_no_model(options),
-        "a drafting head learns, and this drafter is none; leave out one of them",
-    ),
-    _Contradiction(
-        "both-modes",
-        "no-deterministic",
-        lambda options: options.both_modes and options.deterministic is False,
-        "--both-modes measures deterministic mode too; leave out one of them",
-    ),
-    _Contradiction(
-        "schedule",
-        "drafter",
-        lambda options: options.schedule != "auto" and is_given(options, "schedule") and _has_no_model(options),
-        "a schedule says when a drafter model works, and this drafter is none; name a model with --drafter, or "
-        "leave out --schedule",
-    ),
-    _Contradiction(
-        "draft-length",
-        "drafter",
-        lambda options: (
-            options.drafter == "none"
-            and options.draft_length not in ("auto", "0", 0)
-            and is_given(options, "draft-length")
-        ),
-        "without a drafter nothing is drafted; leave out one of them",
-    ),
-    *(
-        _Contradiction(
-            "report",
-            name,
-            _reports_and_has(name),
-            f"--report measures nothing and shows an earlier run; leave out --{name}, or --report to measure",
-        )
-        for name in _MEASURING
-    ),
 )
 
 
@@ -123,10 +26,47 @@ def require_consistent(options: Options, origins: Mapping[str, str]) -> None:
 
     Raises UsageError: Two options contradict each other.
     """
-    for each in _TABLE:
-        if _has(options, each.first) and _has(options, each.second) and each.holds(options):
-            first, second = (_shown(options, name, origins) for name in (each.first, each.second))
-            raise UsageError(f"{first} and {second} contradict each other: {each.reason}")
+    value = vars(options).get  # None for an option that another command has
+    learns, rejects = value("learn") is not None, value("acceptance") == "rejection"
+
+    def refuse(first: str, second: str, why: str, way: str = "leave out one of them") -> NoReturn:
+        names = " and ".join(_shown(options, name, origins) for name in (first, second))
+        raise UsageError(f"{names} contradict each other: {why}; {way}")
+
+    def has_no_model() -> bool:
+        return value("drafter") is not None and not parse(options.drafter).may_have_model
+
+    if value("exact") and value("deterministic") is False:
+        why = "--exact keeps the text of plain decoding, and --no-deterministic lets it change at near-ties"
+        refuse("exact", "no-deterministic", why, "leave out --no-deterministic for one text, or --exact for speed")
+    if value("exact") and value("temperature"):
+        refuse("exact", "temperature", "--exact covers greedy text only")
+    if value("deterministic") and rejects and value("draft_length") == "auto":
+        why = "what rejection keeps of sampled text depends on the drafts"
+        way = "add --draft-length 4, with which a seed gives the same text again for the same drafter"
+        refuse("deterministic", "acceptance", why, f"leave out one of them, or {way}")
+    if learns and rejects:
+        why = "learning changes what a head drafts, and what rejection keeps of a sample depends on drafts"
+        refuse("learn", "acceptance", why)
+    if learns and value("no_history"):
+        refuse("learn", "no-history", "--no-history saves nothing of what is said, and learning does")
+    if value("keep_prefix") and value("no_history") and is_given(options, "keep-prefix"):
+        why = "--no-history saves nothing, and --keep-prefix keeps what the model has read"
+        refuse("keep-prefix", "no-history", why)
+    if learns and has_no_model():
+        refuse("learn", "drafter", "a drafting head learns, and this drafter is none")
+    if value("both_modes") and value("deterministic") is False:
+        refuse("both-modes", "no-deterministic", "--both-modes measures deterministic mode too")
+    if value("schedule") not in (None, "auto") and is_given(options, "schedule") and has_no_model():
+        why = "a schedule says when a drafter model works, and this drafter is none"
+        refuse("schedule", "drafter", why, "name a model with --drafter, or leave out --schedule")
+    has_length = value("draft_length") not in (None, "auto", "0", 0) and is_given(options, "draft-length")
+    if has_length and value("drafter") == "none":
+        refuse("draft-length", "drafter", "without a drafter nothing is drafted")
+    for name in _MEASURING if value("report") is not None else ():
+        if is_given(options, name):
+            why = "--report measures nothing and shows an earlier run"
+            refuse("report", name, why, f"leave out --{name}, or --report to measure")
 
 
 def remarks(options: Options) -> Iterator[str]:
@@ -138,18 +78,10 @@ def remarks(options: Options) -> Iterator[str]:
         )
 
 
-def _has(options: Options, name: str) -> bool:
-    return hasattr(options, _attribute(options, name))
-
-
 def _attribute(options: Options, name: str) -> str:
     """The attribute of an option; of a switch with two flags that of the one without "no-"."""
     own = attribute_name(name)
     return own if hasattr(options, own) else attribute_name(name.removeprefix("no-"))
-
-
-def _has_no_model(options: Options) -> bool:
-    return not parse(options.drafter).may_have_model
 
 
 def _shown(options: Options, name: str, origins: Mapping[str, str]) -> str:
