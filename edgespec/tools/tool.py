@@ -270,13 +270,15 @@ class ToolUse:
     def parse(cls, tools: Any, choice: Any = None, *, is_parallel: bool = True) -> "ToolUse | None":
         """From what a caller gives as tools and tool_choice; None where no tool may be called.
 
+        A tool that is named is called once, as in OpenAI's API.
+
         Raises UsageError: The tools or the choice are wrong.
         """
         parsed = parse_tools(tools)
         chosen = parse_choice(choice, parsed)
         if not parsed or chosen == "none":
             return None
-        return cls(tools=parsed, choice=chosen, is_parallel=is_parallel)
+        return cls(tools=parsed, choice=chosen, is_parallel=is_parallel and chosen in CHOICES)
 
     @property
     def possible(self) -> tuple[Tool, ...]:

@@ -26,6 +26,8 @@ def answer(prompt: str) -> str:
         return "It is sunny."
     if "both" in prompt:
         return f"I look.\n{CALL}\n{CALL}"
+    if "twice" in prompt:
+        return f"{CALL}\n{CALL}"
     if "between" in prompt:
         return f"I look.\n{CALL}\nIt may rain.\n{CALL}\nDone."
     if "turns" in prompt:
@@ -78,6 +80,14 @@ def test_text_stands_beside_calls_and_one_call_can_be_asked_for(served: Served) 
     assert found["message"]["content"] == "I look."
     assert [each["function"]["name"] for each in found["message"]["tool_calls"]] == ["get_weather"] * 2
     assert len(choice(served, text="both", parallel_tool_calls=False)["message"]["tool_calls"]) == 1
+
+
+def test_a_tool_that_is_named_is_called_once(served: Served) -> None:
+    """Clients such as instructor take a single call alone."""
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    for tool_choice, num_calls in ((named, 1), ("required", 2)):
+        found = choice(served, messages=[{"role": "user", "content": "twice"}], tool_choice=tool_choice)
+        assert len(found["message"]["tool_calls"]) == num_calls
 
 
 def test_a_stream_gives_id_and_name_first_and_arguments_in_pieces(served: Served) -> None:
