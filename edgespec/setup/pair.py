@@ -92,32 +92,27 @@ class Pair:
     folder: Path
     checks: tuple[CheckOnDevices, ...]
 
-    def check_on(
-        self, target_device: str, drafter_device: str, parts: tuple[Path, Path] | None = None
-    ) -> PairCheck | None:
+    def check_on(self, devices: tuple[str, str], parts: tuple[Path, Path]) -> PairCheck | None:
         """The check on a pair of devices; None where there is none, or where it was made with other forms.
 
         Where one of the models was changed since, the check says that the pair does not pay, and why.
 
-        parts: The folders of the target and the drafter that are to run; None for those that were checked.
+        parts: The folders of the target and the drafter that are to run.
         """
-        found = self._find((target_device, drafter_device), parts)
+        found = self._find(devices, parts)
         if found is None or self._is_current(found):
             return found.check if found else None
         reason = "this pair was checked with other models; check these with edgespec pair check"
         return replace(found.check, pays=False, verdict="cannot say whether to use this drafter", reason=reason)
 
-    def current_check(
-        self, target_device: str, drafter_device: str, parts: tuple[Path, Path] | None = None
-    ) -> PairCheck | None:
+    def current_check(self, devices: tuple[str, str], parts: tuple[Path, Path]) -> PairCheck | None:
         """The check on a pair of devices, as check_on has it; None where one of the models was changed since."""
-        found = self._find((target_device, drafter_device), parts)
+        found = self._find(devices, parts)
         return found.check if found and self._is_current(found) else None
 
-    def _find(self, devices: tuple[str, str], parts: tuple[Path, Path] | None) -> CheckOnDevices | None:
+    def _find(self, devices: tuple[str, str], parts: tuple[Path, Path]) -> CheckOnDevices | None:
         found = next((each for each in self.checks if (each.target_device, each.drafter_device) == devices), None)
-        is_other = found and parts is not None and set(found.manifests) != {part.name for part in parts}
-        return None if is_other else found
+        return found if found and set(found.manifests) == {part.name for part in parts} else None
 
     def _is_current(self, check: CheckOnDevices) -> bool:
         return check.manifests == _manifest_hashes(self.folder, check.manifests)

@@ -359,7 +359,7 @@ def _pays(pair: Pair, parts: tuple[Path, Path], placement: Placement, report: Re
     is_weighed: The devices were chosen with what passes and drafts take on them.
     """
     devices = placement.device, placement.drafter_device
-    check = pair.check_on(device_key(devices[0]), device_key(devices[1]), parts)
+    check = pair.check_on((device_key(devices[0]), device_key(devices[1])), parts)
     if check is None and not is_weighed:
         report(
             f"this pair was not measured on {devices[0].name} with its drafter on {devices[1].name}; to measure "

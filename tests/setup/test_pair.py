@@ -44,7 +44,7 @@ def check_of(folder: Path) -> PairCheck:
     """The check on the CPU."""
     pair = read_pair(folder)
     assert pair is not None
-    check = pair.check_on("cpu", "cpu")
+    check = pair.check_on(("cpu", "cpu"), (folder / TARGET, folder / DRAFTER))
     assert check is not None
     return check
 
