@@ -9,7 +9,6 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec import EdgeSpecError
 from edgespec.server import ollama_answers, ollama_pages, pages
@@ -18,11 +17,10 @@ from edgespec.server.chat_completions import chat_completions
 from edgespec.server.client import ClientGone
 from edgespec.server.completions import completions
 from edgespec.server.embeddings import embeddings
-from edgespec.server.errors import OLLAMA, ApiError, explain
-from edgespec.server.request_log import RequestLog, record_of
+from edgespec.server.errors import OLLAMA, ApiError, error_response, explain
+from edgespec.server.request_log import RequestLog, log_failure, record_of
 from edgespec.server.responses import responses
 from edgespec.server.security import Security
-from edgespec.server.sse import error_response, log_failure
 
 Endpoint = Callable[[Services, Request], Awaitable[Response]]
 _GET: dict[str, Endpoint] = {
@@ -76,7 +74,6 @@ def make_app(
         routes=routes,
         middleware=[
             Middleware(RequestLog, metrics=services.metrics),
-            Middleware(_Failures),
             Middleware(Security, host=host, key=key, origins=origins),
         ],
         exception_handlers={
@@ -88,33 +85,6 @@ def make_app(
     )
     app.router.redirect_slashes = False  # no client that posts follows one
     return app
-
-
-class _Failures:
-    """Middleware that answers where an endpoint failed at something that nobody foresaw.
-
-    Starlette would raise the error once more behind its answer. uvicorn then closes the connection, on which the
-    client may already have asked the next thing.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        has_begun = False
-
-        async def note_begin(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
-
-        try:
-            await self._app(scope, receive, note_begin)
-        except Exception as error:
-            log_failure(scope, error)
-            if has_begun:
-                raise
-            await error_response(explain(error), scope["path"])(scope, receive, send)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from starlette.responses import JSONResponse, Response
+
 from edgespec import (
     ContextOverflow,
     ConversationError,
@@ -85,6 +87,10 @@ class ApiError(Exception):
             return {"error": _OLLAMA_FIELDS.get(name, name) + space + _FORMAT_NAME.sub("format", rest, 1)}
         error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
         return {"error": error}
+
+
+def error_response(error: ApiError, path: str) -> Response:
+    return JSONResponse(error.body(path), error.status, headers=error.headers)
 
 
 def wrong(param: str, what: str, place: str = "") -> ApiError:

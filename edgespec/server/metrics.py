@@ -12,11 +12,16 @@ _BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 Labels = tuple[tuple[str, str], ...]
 _COUNTED = {
+    "requests": "HTTP requests that have ended.",
     "prompt_tokens": "Tokens of prompts.",
     "completion_tokens": "Tokens of answers.",
     "passes": "Passes of targets.",
     "spec_draft_tokens": "Drafted tokens that a pass checked, by drafter.",
     "spec_accepted_tokens": "Drafted tokens that were accepted, by drafter.",
+}
+_TIMED = {
+    "request_seconds": "Time of HTTP requests.",
+    "first_token_seconds": "Time of first passes, which read the prompt.",
 }
 
 
@@ -44,14 +49,12 @@ class _Histogram:
 class Metrics:
     """Counters of requests, tokens and drafts."""
 
-    _requests: Counter[Labels] = field(default_factory=Counter)
-    _durations: dict[Labels, _Histogram] = field(default_factory=dict)
-    _first_tokens: dict[Labels, _Histogram] = field(default_factory=dict)
-    _tokens: dict[str, Counter[Labels]] = field(default_factory=dict)
+    _counts: dict[str, Counter[Labels]] = field(default_factory=lambda: {name: Counter() for name in _COUNTED})
+    _times: dict[str, dict[Labels, _Histogram]] = field(default_factory=lambda: {name: {} for name in _TIMED})
 
     def count_request(self, path: str, status: int, taken_s: float) -> None:
-        self._requests[("path", path), ("status", str(status))] += 1
-        self._durations.setdefault((("path", path),), _Histogram()).add(taken_s)
+        self._count("requests", (("path", path), ("status", str(status))), 1)
+        self._times["request_seconds"].setdefault((("path", path),), _Histogram()).add(taken_s)
 
     def count_answer(self, model: str, prompt_tokens: int, stats: Stats) -> None:
         """Count an answer that has ended."""
@@ -64,7 +67,7 @@ class Metrics:
                 self._count("spec_draft_tokens", drafted, counts["drafted"])
                 self._count("spec_accepted_tokens", drafted, counts["accepted"])
         if stats.time_to_first_token_s is not None:
-            self._first_tokens.setdefault(labels, _Histogram()).add(stats.time_to_first_token_s)
+            self._times["first_token_seconds"].setdefault(labels, _Histogram()).add(stats.time_to_first_token_s)
 
     def count_tokens(self, model: str, prompt_tokens: int, completion_tokens: int) -> None:
         """Count what was read and written for an answer, which may have been cut short."""
@@ -77,7 +80,7 @@ class Metrics:
         return "\n".join(self._lines(gauges)) + "\n"
 
     def _count(self, name: str, labels: Labels, number: int) -> None:
-        self._tokens.setdefault(name, Counter())[labels] += number
+        self._counts[name][labels] += number
 
     def _lines(self, gauges: Iterable[tuple[str, str, float]]) -> Iterator[str]:
         yield from _head("edgespec_info", "gauge", "The version of edgespec.")
@@ -85,20 +88,13 @@ class Metrics:
         for name, what, value in gauges:
             yield from _head(f"edgespec_{name}", "gauge", what)
             yield _sample(f"edgespec_{name}", (), value)
-        yield from _head("edgespec_requests_total", "counter", "HTTP requests that have ended.")
-        yield from (_sample("edgespec_requests_total", *each) for each in sorted(self._requests.items()))
         for name, what in _COUNTED.items():
             yield from _head(f"edgespec_{name}_total", "counter", what)
-            counted = sorted(self._tokens.get(name, Counter()).items())
-            yield from (_sample(f"edgespec_{name}_total", *each) for each in counted)
-        yield from _head("edgespec_request_seconds", "histogram", "Time of HTTP requests.")
-        for labels, durations in sorted(self._durations.items()):
-            yield from durations.samples("edgespec_request_seconds", labels)
-        yield from _head(
-            "edgespec_first_token_seconds", "histogram", "Time of first passes, which read the prompt."
-        )
-        for labels, durations in sorted(self._first_tokens.items()):
-            yield from durations.samples("edgespec_first_token_seconds", labels)
+            yield from (_sample(f"edgespec_{name}_total", *each) for each in sorted(self._counts[name].items()))
+        for name, what in _TIMED.items():
+            yield from _head(f"edgespec_{name}", "histogram", what)
+            for labels, histogram in sorted(self._times[name].items()):
+                yield from histogram.samples(f"edgespec_{name}", labels)
 
 
 def _head(name: str, kind: str, what: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edgespec.server.errors import error_response, explain
 from edgespec.server.metrics import Metrics
 from edgespec.system.printable import one_line
 
@@ -44,8 +45,19 @@ def record_of(scope: Scope) -> RequestRecord:
     return cast(RequestRecord, scope[_KEY])
 
 
+def log_failure(scope: Scope, error: Exception) -> None:
+    """Log an error of the server; the traceback only where decisions are explained too (--verbose)."""
+    record = record_of(scope)
+    _LOG.warning("%s %s failed: %s: %s", record.method, record.path[:60], type(error).__name__, error)
+    _LOG.debug("traceback", exc_info=error)
+
+
 class RequestLog:
-    """Middleware that logs and counts each request when it has ended."""
+    """Middleware that logs and counts each request when it has ended, and answers one that failed unforeseen.
+
+    Starlette would raise the error once more behind its answer. uvicorn then closes the connection, on which the
+    client may already have asked the next thing.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -64,9 +76,12 @@ class RequestLog:
 
         try:
             await self._app(scope, receive, note_status)
-        except Exception:
-            record.status = 500
-            raise
+        except Exception as error:
+            log_failure(scope, error)
+            if record.status != _LEFT:  # the response has begun
+                record.status = 500
+                raise
+            await error_response(explain(error), scope["path"])(scope, receive, note_status)
         finally:
             taken_s = perf_counter() - started
             path = _ONE_MODEL if scope.get("path_params") else str(scope["path"])

@@ -15,8 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec import UsageError
-from edgespec.server.errors import ApiError
-from edgespec.server.sse import error_response
+from edgespec.server.errors import ApiError, error_response
 
 OPEN_PAGE = "/health"  # says nothing but that the server runs
 _OPEN = (OPEN_PAGE, "/")  # the chat page holds nothing of its user

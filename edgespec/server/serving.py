@@ -18,10 +18,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgespec import EdgeSpecError, Engine
 from edgespec.server.answers import Services
-from edgespec.server.errors import RETRY_S, ApiError
+from edgespec.server.errors import RETRY_S, ApiError, error_response
 from edgespec.server.limits import Drain, Limits
 from edgespec.server.security import OPEN_PAGE
-from edgespec.server.sse import error_response
 from edgespec.system.signals import ENDING
 
 _LOG = logging.getLogger("edgespec.server")

@@ -2,20 +2,18 @@
 
 import asyncio
 import json
-import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from edgespec.server.client import ClientGone, run_for_client
-from edgespec.server.errors import ApiError, closing, explain
+from edgespec.server.errors import closing, error_response, explain
 from edgespec.server.limits import Limits
-from edgespec.server.request_log import record_of
+from edgespec.server.request_log import log_failure, record_of
 
-_LOG = logging.getLogger("edgespec.server")
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 _BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}  # which JSON leaves as they are in a text
@@ -48,10 +46,6 @@ class StreamForm:
 
 EVENTS = StreamForm("text/event-stream; charset=utf-8", lambda told, _: event(told) + DONE, KEEP_ALIVE)
 LINES = StreamForm("application/x-ndjson", lambda told, _: line(told))
-
-
-def error_response(error: ApiError, path: str) -> Response:
-    return JSONResponse(error.body(path), error.status, headers=error.headers)
 
 
 class EventStream(Response):
@@ -133,10 +127,3 @@ class EventStream(Response):
                 await send(message)
         except (TimeoutError, OSError):
             raise ClientGone from None
-
-
-def log_failure(scope: Scope, error: Exception) -> None:
-    """Log an error of the server; the traceback only where decisions are explained too (--verbose)."""
-    record = record_of(scope)
-    _LOG.warning("%s %s failed: %s: %s", record.method, record.path[:60], type(error).__name__, error)
-    _LOG.debug("traceback", exc_info=error)
