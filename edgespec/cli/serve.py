@@ -77,7 +77,7 @@ def _serve(options: argparse.Namespace) -> int:
             _is_memory_short,
             prefixes=KeptPrefixes(edgespec.default_home() / "prefixes") if options.keep_prefix else None,
         )
-        services = Services.within(limits, names, host, tools)
+        services = Services(limits, names, host, tools)
         url = url_of(listening)
 
         def tell() -> None:
@@ -89,7 +89,7 @@ def _serve(options: argparse.Namespace) -> int:
             _tell_of_unusable(names)
 
         app = make_app(services, options.host, options.api_key, origins, has_page=not options.no_web)
-        server = make_server(app, services.drain, limits, tell)
+        server = make_server(app, services, tell)
         return asyncio.run(run_server(server, listening, services, first))
 
 

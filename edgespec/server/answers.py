@@ -5,11 +5,11 @@ What the endpoints have in common; each says what it asks (an AnswerPlan) and wr
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,7 +19,7 @@ from edgespec.server.answer_fields import AnswerPlan, AnswerRequest
 from edgespec.server.answer_parts import Identity, notes_of, speculation_of
 from edgespec.server.client import Bodies, run_for_client, run_until_closing
 from edgespec.server.errors import ApiError, Preempted, explain_format
-from edgespec.server.limits import Admission, Drain, Limits
+from edgespec.server.limits import Admission, Limits
 from edgespec.server.metrics import Metrics
 from edgespec.server.model_host import HostedModel, Lease, ModelHost, in_daemon
 from edgespec.server.model_names import ModelNames
@@ -28,27 +28,33 @@ from edgespec.server.sse import DONE, EVENTS, EventStream, StreamForm, event, li
 from edgespec.server.thinking import ReasoningTokens, count_reasoning
 from edgespec.system.threads import in_thread
 
+T = TypeVar("T")
 _COUNTS = ("drafted_tokens", "accepted_tokens", "waited_passes")  # of what drafting did, in `usage` too
 _PREDICTION = "prediction"  # whose drafts are parts of the text that the answer is expected to repeat
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Services:
-    """The parts of the server that all requests share."""
+    """The parts of the server that all requests share.
 
+    is_closing: Set when the time that answers have to end is over.
+    """
+
+    limits: Limits
     names: ModelNames
     host: ModelHost
-    admission: Admission
-    metrics: Metrics
-    drain: Drain
-    limits: Limits
-    bodies: Bodies
     tools: Sequence[Tool] = ()  # of MCP servers; clients may have them run
+    metrics: Metrics = field(default_factory=Metrics)
+    is_closing: asyncio.Event = field(default_factory=asyncio.Event)
+    admission: Admission = field(init=False)
+    bodies: Bodies = field(init=False)
 
-    @classmethod
-    def within(cls, limits: Limits, names: ModelNames, host: ModelHost, tools: Sequence[Tool] = ()) -> "Services":
-        admission, drain = Admission(limits.num_answers), Drain(limits.drain_s)
-        return cls(names, host, admission, Metrics(), drain, limits, Bodies(limits), tools)
+    def __post_init__(self) -> None:
+        self.admission, self.bodies = Admission(self.limits.num_answers), Bodies(self.limits)
+
+    async def run(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
+        """The result of work, which is cancelled when the client leaves or the server closes."""
+        return await run_for_client(request.receive, run_until_closing(self.is_closing, work))
 
     async def name_for(self, request: Request, asked: str | None) -> str:
         """The name of the model that is asked for, also for the record; raises what ModelNames.require raises."""
@@ -192,9 +198,9 @@ async def respond(
     """
     if write_events is not None:
         events = _write_events(services, request, plan, write_events)
-        return EventStream(events, services.limits, services.drain.is_closing, form)
-    work = run_until_closing(services.drain.is_closing, _write(services, request, plan, write))
-    return Response(line(await run_for_client(request.receive, work)), media_type="application/json")
+        return EventStream(events, services.limits, services.is_closing, form)
+    document = await services.run(request, _write(services, request, plan, write))
+    return Response(line(document), media_type="application/json")
 
 
 async def _write_events(

@@ -14,7 +14,6 @@ from starlette.responses import Response
 
 from edgespec import ContextOverflow, Engine, TokenIds, UsageError, parse_ids, require_embedding_model
 from edgespec.server.answers import Services
-from edgespec.server.client import run_for_client, run_until_closing
 from edgespec.server.errors import ApiError, explain, wrong
 from edgespec.server.model_host import DEFAULT_S, Lease, in_daemon
 from edgespec.server.protocol import EmbeddingsRequest, Text, texts_of
@@ -86,7 +85,7 @@ async def respond_with_vectors(
         body = await in_thread(lambda: msgspec.json.encode(write(found)))
         return Response(body, media_type="application/json")
 
-    return await run_for_client(request.receive, run_until_closing(services.drain.is_closing, lend()))
+    return await services.run(request, lend())
 
 
 async def _vectors(

@@ -81,20 +81,3 @@ class Admission:
         self.num_taken -= 1
         if not work.cancelled():
             work.exception()  # else asyncio logs it, with what the client sent
-
-
-@dataclass(slots=True)
-class Drain:
-    """is_closing is set when the time that answers have to end is over."""
-
-    drain_s: float
-    is_closing: asyncio.Event = field(default_factory=asyncio.Event)
-    _timer: asyncio.TimerHandle | None = field(init=False, default=None)
-
-    def begin(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self.drain_s, self.is_closing.set)
-
-    def cancel(self) -> None:
-        """Nothing is left to end."""
-        if self._timer is not None:
-            self._timer.cancel()

@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 
 from edgespec import EdgeSpecError, Engine, ToolCall, UsageError, read_pdf
 from edgespec.server.answers import Services
-from edgespec.server.client import run_for_client, run_until_closing
+from edgespec.server.client import run_for_client
 from edgespec.server.errors import ApiError, wrong
 from edgespec.server.messages import conversation_of
 from edgespec.server.metrics import CONTENT_TYPE
@@ -179,4 +179,4 @@ async def _in_place(services: Services, request: Request, work: Callable[[], str
         with services.admission.place(1):
             return await services.admission.wait_for(in_daemon(work))
 
-    return await run_for_client(request.receive, run_until_closing(services.drain.is_closing, run()))
+    return await services.run(request, run())

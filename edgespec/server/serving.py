@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from edgespec import EdgeSpecError, Engine
 from edgespec.server.answers import Services
 from edgespec.server.errors import RETRY_S, ApiError, error_response
-from edgespec.server.limits import Drain, Limits
+from edgespec.server.limits import Limits
 from edgespec.server.security import OPEN_PAGE
 from edgespec.system.signals import ENDING
 
@@ -75,10 +75,10 @@ class Server(uvicorn.Server):
     short.
     """
 
-    def __init__(self, config: uvicorn.Config, drain: Drain, on_ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, services: Services, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
         self.stopped_by: int | None = None  # the first signal
-        self._drain = drain
+        self._drain_s, self._is_closing = services.limits.drain_s, services.is_closing
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -87,14 +87,12 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         num_left = len(self.server_state.tasks)
-        _LOG.info(
-            "shutting down; requests that are being answered: %d, with %g s to end", num_left, self._drain.drain_s
-        )
-        self._drain.begin()
+        _LOG.info("shutting down; requests that are being answered: %d, with %g s to end", num_left, self._drain_s)
+        timer = asyncio.get_running_loop().call_later(self._drain_s, self._is_closing.set)
         try:
             await super().shutdown(sockets)
         finally:
-            self._drain.cancel()
+            timer.cancel()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -109,7 +107,7 @@ class Server(uvicorn.Server):
                 self.stopped_by = number
                 self.should_exit = True
             else:
-                loop.call_soon_threadsafe(self._drain.is_closing.set)
+                loop.call_soon_threadsafe(self._is_closing.set)
 
         wanted = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]
         before = {number: signal.signal(number, note) for number in wanted}
@@ -120,7 +118,8 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def make_server(app: ASGIApp, drain: Drain, limits: Limits, on_ready: Callable[[], None]) -> Server:
+def make_server(app: ASGIApp, services: Services, on_ready: Callable[[], None]) -> Server:
+    limits = services.limits
     config = uvicorn.Config(
         app,
         http=type("PatientProtocol", (_PatientProtocol,), {"limits": limits}),  # uvicorn takes a class
@@ -135,7 +134,7 @@ def make_server(app: ASGIApp, drain: Drain, limits: Limits, on_ready: Callable[[
         timeout_graceful_shutdown=int(limits.drain_s + _GRACE_S),
         h11_max_incomplete_event_size=limits.headers_bytes,
     )
-    return Server(config, drain, on_ready)
+    return Server(config, services, on_ready)
 
 
 async def run_server(

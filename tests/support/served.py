@@ -121,14 +121,12 @@ def serving(
     """Serve on a free port until the block ends; send_bytes is the size of the buffers of sockets."""
     limits = limits or Limits(drain_s=0.5)
     model_host = ModelHost(open_engine, max_models, prefixes=prefixes)
-    services = Services.within(limits, names, model_host, tools)
+    services = Services(limits, names, model_host, tools)
     listening = open_socket("127.0.0.1", 0)
     if send_bytes:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
     is_ready = Event()
-    server = make_server(
-        make_app(services, host, key, origins, has_page=has_page), services.drain, limits, is_ready.set
-    )
+    server = make_server(make_app(services, host, key, origins, has_page=has_page), services, is_ready.set)
     url = url_of(listening)
     thread = Thread(target=lambda: asyncio.run(run_server(server, listening, services, first)), daemon=True)
     thread.start()
