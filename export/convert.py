@@ -150,12 +150,27 @@ class _Export:
         self, folder: Path, planned: PlannedModel, tokenizer: Tokenizer, name: str, report: Report
     ) -> Manifest:
         """Write all files but the manifest's own."""
-        loaded, vocabulary, num_bytes = planned.loaded, planned.loaded.vocabulary, planned.cost.write_bytes
-        require_ids(loaded.source.name, vocabulary, loaded.config.vocab_size, tokenizer)
-        manifest = lay_out(name, loaded, planned.rule, planned.options, vocabulary_sha256(tokenizer))
+        loaded, rule, num_bytes = planned.loaded, planned.rule, planned.cost.write_bytes
+        require_ids(loaded.source.name, loaded.vocabulary, loaded.config.vocab_size, tokenizer)
+        manifest = lay_out(name, loaded, rule, planned.options, vocabulary_sha256(tokenizer))
         manifest = replace(manifest, source=loaded.source.fetched_from(self.origin))
         written = ExportProgress(num_bytes, report, manifest.name, self.progress)
-        _write_files(folder, planned, manifest, self.measure_ranges, report, written)
+        write_text(folder, loaded.vocabulary, manifest)
+        tensors = {**loaded.tensors, **_write_draft_head(folder, loaded, planned.options.trimming)}
+        with WeightsFile(folder / manifest.weights, written) as weights:
+            ranges = None
+            if rule.precision == "w8a16":
+                assert self.measure_ranges is not None
+                width, capacity = manifest.prefill_tokens, manifest.context_length
+                graph = StaticGraph(loaded.config, tensors, weights, rule, width, capacity).build()
+                ir.save(graph, folder / _OBSERVED)
+                weights.flush()
+                report("measuring the ranges of activations")
+                ranges = self.measure_ranges(folder / _OBSERVED, folder, manifest)
+                (folder / _OBSERVED).unlink()
+            graphs = build_graphs(manifest, loaded.config, tensors, weights, rule, ranges)
+        for file, graph in graphs.items():
+            ir.save(graph, folder / file)
         written(num_bytes)
         return hash_files(folder, manifest, report)
 
@@ -179,32 +194,6 @@ def _require_steps(
         raise UsageError("w8a16 needs the ranges of activations; give measure_ranges")
     if open_decoder is not None and trimming.num_tokens and not trimming.layers(num_layers):
         raise UsageError("a model with a trimmed head cannot be compared with its source; add --no-check")
-
-
-def _write_files(
-    folder: Path,
-    planned: PlannedModel,
-    manifest: Manifest,
-    measure_ranges: MeasureRanges | None,
-    report: Report,
-    progress: ExportProgress,
-) -> None:
-    loaded, rule = planned.loaded, planned.rule
-    write_text(folder, loaded.vocabulary, manifest)
-    tensors = {**loaded.tensors, **_write_draft_head(folder, loaded, planned.options.trimming)}
-    with WeightsFile(folder / manifest.weights, progress) as weights:
-        ranges = None
-        if measure_ranges is not None and rule.precision == "w8a16":
-            width, capacity = manifest.prefill_tokens, manifest.context_length
-            graph = StaticGraph(loaded.config, tensors, weights, rule, width, capacity).build()
-            ir.save(graph, folder / _OBSERVED)
-            weights.flush()
-            report("measuring the ranges of activations")
-            ranges = measure_ranges(folder / _OBSERVED, folder, manifest)
-            (folder / _OBSERVED).unlink()
-        graphs = build_graphs(manifest, loaded.config, tensors, weights, rule, ranges)
-    for file, graph in graphs.items():
-        ir.save(graph, folder / file)
 
 
 def _write_draft_head(folder: Path, loaded: LoadedSource, trimming: Trimming) -> dict[str, StoredTensor]:

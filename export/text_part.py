@@ -9,24 +9,9 @@ from edgespec.export.gguf import GGUF
 from edgespec.export.tensors import StoredTensor, Tensors
 from edgespec.system.tables import read_table
 
-# The beginnings of the names of layers for multi-token prediction, which checkpoints may have, behind "model.".
-_FURTHER = {
-    **dict.fromkeys(("mimo", "ernie4_5", "ernie4_5_moe"), "mtp_"),
-    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_next"), "mtp."),
-    "glm4_moe": "layers.{num_hidden_layers}.",
-}
-# Those of parts that see or hear, likewise.
-_SENSES = (
-    *("vision_tower.", "vision_embedder.", "audio_tower.", "embed_vision.", "embed_audio."),
-    *("multi_modal_projector.", "visual."),
-)
-# Families of models that have parts that see or hear beside a text decoder.
-_SEEING = ("gemma3", "gemma4", "gemma4_unified", "mistral3", "qwen3_5", "qwen3_5_moe", "lfm2_vl")
-# Models that see whose text part is of another family. Positions in three dimensions are all one for text.
-_TEXT_OF = {"qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe"}
+_PARTS = read_table(__file__, "text_parts.toml")
 _OLLAMA = read_table(__file__, "ollama_names.toml")
 _ADDS_BOS = "tokenizer.ggml.add_bos_token"
-_BESIDE_TEXT = ("v.", "mm.", "a.", "s.", "mtp.", "model.vision_tower.")  # in GGUF files
 _LONG_GEMMA3 = 131072  # tokens, by linear scaling, which ollama's files leave out
 
 
@@ -37,22 +22,22 @@ def decoder_part(settings: Mapping[str, Any], stored: Tensors) -> tuple[dict[str
     multi-token prediction, of which those of a mimo are read as a drafting head.
     """
     architecture = str(settings.get("model_type")).removesuffix("_text")
-    inner = settings.get("text_config") if architecture in _SEEING else None
+    inner = settings.get("text_config") if architecture in _PARTS["seeing"] else None
     if architecture == "gemma4_unified":  # without towers, which changes nothing for text
         architecture = "gemma4"
         inner = {**(settings if inner is None else inner), "model_type": architecture}
-    if architecture in _TEXT_OF:
-        inner = {**(settings.get("text_config") or settings), "model_type": _TEXT_OF[architecture]}
+    if family := _PARTS["text_of"].get(architecture):
+        inner = {**(settings.get("text_config") or settings), "model_type": family}
     if inner:
         stored = {
             name.replace("language_model.", "", 1): tensor
             for name, tensor in stored.items()
-            if not name.removeprefix("model.").startswith(_SENSES)
+            if not name.removeprefix("model.").startswith(_PARTS["senses"])
         }
     given = {**settings, **(inner or {})}
     family = str(given.get("model_type")).removesuffix("_text")
     given = with_defaults(family, given)
-    further = _FURTHER.get(architecture, "").format_map(given)
+    further = _PARTS["further"].get(architecture, "").format_map(given)
     stored = {
         name: tensor
         for name, tensor in stored.items()
@@ -79,7 +64,7 @@ def in_usual_names(file: GGUF) -> GGUF:
     metadata = {prefix + key: value for key, value in own.get("assumed", {}).items()} | metadata
     for name, (theirs, ours) in own.get("replaced", {}).items():
         metadata[name] = ours if metadata.get(name, theirs) == theirs else metadata[name]
-    tensors = {name: each for name, each in file.tensors.items() if not name.startswith(_BESIDE_TEXT)}
+    tensors = {name: each for name, each in file.tensors.items() if not name.startswith(_PARTS["beside_text"])}
     for theirs, ours in own.get("tensors", {}).items():
         named = {name: name.removesuffix(theirs) + ours for name in tensors if name.endswith(theirs)}
         named = {name: usual for name, usual in named.items() if usual not in tensors}

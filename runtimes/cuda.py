@@ -14,7 +14,7 @@ from threading import Condition, RLock
 from typing import Any
 
 from edgespec.memory.device_memory import Nvidia
-from edgespec.runtimes.device_names import Device
+from edgespec.runtimes.device_names import INSTALLS, Device
 from edgespec.runtimes.memory_errors import is_memory_error
 from edgespec.runtimes.plugins import Missing
 from edgespec.system.cancel import Cancel
@@ -22,7 +22,6 @@ from edgespec.system.cancel import Cancel
 PROVIDER = "CUDAExecutionProvider"
 # What onnxruntime-gpu from the package index is built for, and the first driver that supports it.
 _NEEDED, _DRIVER = (13, 0), "580"
-EXTRA = 'pip uninstall -y onnxruntime && pip install "edgespec[cuda]"'
 _REINSTALL = 'pip install --force-reinstall "edgespec[cuda]"'
 CUDA = Device(
     "cuda",
@@ -68,7 +67,7 @@ def find_missing(
             f"NVIDIA driver {driver.driver} supports CUDA {supported}, and onnxruntime-gpu needs {needed}",
             f"update the NVIDIA driver to {_DRIVER} or newer",
         )
-    return Missing(problem, _REINSTALL if is_built_in else EXTRA)
+    return Missing(problem, _REINSTALL if is_built_in else INSTALLS["gpu"]["NVIDIA"][1])
 
 
 @cache

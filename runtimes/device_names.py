@@ -19,6 +19,7 @@ DEVICES: dict[str, dict[str, Any]] = _TABLE["devices"]
 KINDS: dict[str, tuple[Kind, ...]] = {name: each["kinds"] for name, each in DEVICES.items()}
 BY_KIND: dict[str, tuple[str, ...]] = _TABLE["by_kind"]
 LIBRARIES: dict[str, str] = _TABLE["libraries"]
+INSTALLS: dict[str, dict[str, tuple[str, str]]] = _TABLE["installs"]
 _NAME = re.compile(r"([a-z-]+)(?::(cpu|gpu|npu))?(?::([0-9]{1,3}))?")
 
 

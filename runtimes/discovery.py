@@ -7,8 +7,7 @@ from typing import Any, Literal
 import psutil
 
 from edgespec.memory.device_memory import Nvidia, read_nvidia_driver
-from edgespec.runtimes import cuda
-from edgespec.runtimes.device_names import KINDS
+from edgespec.runtimes.device_names import INSTALLS, KINDS
 from edgespec.runtimes.devices import PROVIDERS, Device, find_devices, import_onnxruntime
 from edgespec.runtimes.driver_check import check_driver
 from edgespec.runtimes.hardware import Accelerator, accelerators
@@ -17,14 +16,6 @@ from edgespec.system.printable import printable
 from edgespec.system.system_info import processor_name
 
 _CHECKED = ("webgpu",)  # list every GPU of the machine, with a driver or without
-# The device of an accelerator that nothing uses yet, and how to install its provider.
-_INSTALLS = {
-    ("gpu", "NVIDIA"): ("cuda", cuda.EXTRA),
-    ("gpu", "AMD"): ("webgpu", 'pip install "edgespec[webgpu]"'),
-    ("gpu", "Intel"): ("webgpu", 'pip install "edgespec[webgpu]"'),
-    ("npu", "Intel"): ("openvino:npu", "pip install onnxruntime-ep-openvino"),
-    ("npu", "Qualcomm"): ("qnn", 'pip install "edgespec[qnn]"'),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,5 +150,5 @@ def _unknown_plugins() -> list[DeviceReport]:
 def find_unused(found: list[DeviceReport], present: list[Accelerator]) -> list[tuple[Accelerator, str]]:
     """Accelerators without a usable provider, each with how to install one if there is one."""
     usable = {each.device for each in found if each.is_usable}
-    installs = ((each, _INSTALLS.get((each.kind, each.vendor))) for each in present)
+    installs = ((each, INSTALLS[each.kind].get(each.vendor)) for each in present)
     return [(each, install[1]) for each, install in installs if install and install[0] not in usable]
