@@ -6,18 +6,10 @@ import numpy as np
 
 from edgespec.errors import SourceError
 from edgespec.export.blocks import Floats
-from edgespec.export.settings import SourceSettings
+from edgespec.export.settings import SETTING_NAMES, SourceSettings
 from edgespec.export.tensors import Index
 
 EPS = 1e-6  # of the lengths of queries and keys
-# Numbers of key and value heads, their sizes, and the tokens of a convolution; GGUF has the size of all values.
-_GGUF_KEYS = tuple(
-    f"ssm.{name}" for name in ("group_count", "time_step_rank", "state_size", "inner_size", "conv_kernel")
-)
-_HUGGINGFACE_KEYS = (
-    *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
-    "linear_conv_kernel_dim",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +76,8 @@ class DeltaRule:
 
 def delta_rule(stated: SourceSettings, *, is_gguf: bool) -> DeltaRule:
     """The sizes by the settings of a source. Raises SourceError: One is missing, or they contradict each other."""
-    num_keys, num_values, key_size, value_size, convolved = map(
-        stated.count, _GGUF_KEYS if is_gguf else _HUGGINGFACE_KEYS
-    )
+    names = SETTING_NAMES["gguf" if is_gguf else "huggingface"]["delta"]
+    num_keys, num_values, key_size, value_size, convolved = map(stated.count, names)
     if num_values % num_keys or convolved < 2:
         raise SourceError(
             f"{stated.path} has layers of {num_keys} key heads, {num_values} value heads and a convolution over "

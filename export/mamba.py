@@ -7,7 +7,7 @@ import numpy as np
 
 from edgespec.errors import SourceError
 from edgespec.export.blocks import Floats
-from edgespec.export.settings import SourceSettings
+from edgespec.export.settings import SETTING_NAMES, SourceSettings
 
 _NO_LIMITS = ([0, float("inf")], [0, {"__float__": "Infinity"}])  # of time steps
 
@@ -82,46 +82,45 @@ class MambaRule:
         return stored if self.is_gguf else -np.exp(stored)
 
 
-def mamba_from_gguf(stated: SourceSettings) -> MambaRule:
-    """Raises SourceError: A size is missing, or sizes contradict each other."""
-    heads, values = stated.count("ssm.time_step_rank"), stated.count("ssm.inner_size")
-    return _checked(
-        stated,
-        MambaRule(
-            num_heads=heads,
-            num_groups=stated.count("ssm.group_count"),
-            state_size=stated.count("ssm.state_size"),
-            head_size=values // heads,
-            convolved=stated.count("ssm.conv_kernel"),
-            is_gguf=True,
-            scales=MambaScales(),
-        ),
-        values,
+def mamba_rule(stated: SourceSettings, *, is_gguf: bool) -> MambaRule:
+    """The sizes by the settings of a source.
+
+    Raises SourceError: One is missing, they contradict each other, time steps have limits, or a norm comes before
+        its gate.
+    """
+    scales = MambaScales()
+    if is_gguf:
+        heads, values, groups, state_size, convolved = map(stated.count, SETTING_NAMES["gguf"]["mamba"])
+        head_size = values // heads
+    else:
+        _require_plain(stated)
+        usual = stated.count("mamba_expand", 2) * stated.count("hidden_size")
+        heads, values = stated.count("mamba_n_heads"), stated.count("mamba_d_ssm", usual)
+        groups, convolved = stated.count("mamba_n_groups", 1), stated.count("mamba_d_conv", 4)
+        is_auto = stated.get("mamba_d_head", "auto") == "auto"
+        head_size = values // heads if is_auto else stated.count("mamba_d_head")
+        state_size, scales = stated.count("mamba_d_state"), _scales(stated)
+    if heads * head_size != values or heads % groups or convolved < 2:
+        raise SourceError(
+            f"{stated.path} has Mamba layers of {values} values, {heads} heads, {groups} groups, a convolution "
+            f"over {convolved} tokens; wanted whole heads, a multiple of the groups, and 2 tokens or more"
+        )
+    return MambaRule(
+        num_heads=heads,
+        num_groups=groups,
+        state_size=state_size,
+        head_size=head_size,
+        convolved=convolved,
+        is_gguf=is_gguf,
+        scales=scales,
     )
 
 
-def mamba_from_huggingface(stated: SourceSettings) -> MambaRule:
-    """Raises SourceError: As mamba_from_gguf does, time steps have limits, or a norm comes before its gate."""
+def _require_plain(stated: SourceSettings) -> None:
     if (limits := stated.get("time_step_limit")) is not None and [*limits] not in _NO_LIMITS:
         raise SourceError(f"{stated.path} sets time_step_limit to {limits}; its layers are read without limits")
     if stated.get("mamba_rms_norm") and stated.get("mamba_norm_before_gate", True):
         raise SourceError(f"{stated.path} norms what Mamba layers give before its gate, which is not supported")
-    usual = stated.count("mamba_expand", 2) * stated.count("hidden_size")
-    heads, values = stated.count("mamba_n_heads"), stated.count("mamba_d_ssm", usual)
-    own = stated.get("mamba_d_head", "auto")
-    return _checked(
-        stated,
-        MambaRule(
-            num_heads=heads,
-            num_groups=stated.count("mamba_n_groups", 1),
-            state_size=stated.count("mamba_d_state"),
-            head_size=values // heads if own == "auto" else stated.count("mamba_d_head"),
-            convolved=stated.count("mamba_d_conv", 4),
-            is_gguf=False,
-            scales=_scales(stated),
-        ),
-        values,
-    )
 
 
 def _scales(stated: SourceSettings) -> MambaScales:
@@ -130,16 +129,6 @@ def _scales(stated: SourceSettings) -> MambaScales:
         raise SourceError(f"{stated.path}: ssm_multipliers is {own!r}, wanted five numbers")
     gate, values, keys, queries, steps = (common * each for each in own)
     return MambaScales(gate, values, keys, queries, steps, stated.number("ssm_out_multiplier", 1.0))
-
-
-def _checked(stated: SourceSettings, rule: MambaRule, num_values: int) -> MambaRule:
-    if rule.num_values != num_values or rule.num_heads % rule.num_groups or rule.convolved < 2:
-        raise SourceError(
-            f"{stated.path} has Mamba layers of {num_values} values, {rule.num_heads} heads, {rule.num_groups} "
-            f"groups, a convolution over {rule.convolved} tokens; wanted whole heads, a multiple of the groups, "
-            "and 2 tokens or more"
-        )
-    return rule
 
 
 def scan(rule: MambaRule, mixed: Floats, steps: Floats, factor: Floats) -> tuple[Floats, Floats]:

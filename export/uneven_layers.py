@@ -12,7 +12,7 @@ from edgespec.errors import SourceError
 from edgespec.export.decoder_config import DecoderConfig, Layer
 from edgespec.export.delta import delta_rule
 from edgespec.export.families import FAMILIES, Family
-from edgespec.export.mamba import MambaRule, mamba_from_gguf, mamba_from_huggingface
+from edgespec.export.mamba import MambaRule, mamba_rule
 from edgespec.export.rotary import Rotary
 from edgespec.export.settings import SourceSettings
 from edgespec.export.tensors import Tensors
@@ -147,7 +147,7 @@ def mixed_from_gguf(
     if family.has_delta:
         return _delta_layers(stated, num_layers, is_gguf=True)
     if family.has_mamba and (others or family.has_both):
-        return _mamba_layers(family, num_layers, others, mamba_from_gguf(stated))
+        return _mamba_layers(family, num_layers, others, mamba_rule(stated, is_gguf=True))
     return _convolved(stated, others, "shortconv.l_cache")
 
 
@@ -162,7 +162,7 @@ def mixed_from_huggingface(stated: SourceSettings, family: Family, num_layers: i
     others = [i for i, kind in enumerate(kinds) if kind in names]
     if not (others or family.has_both):
         return {}
-    return _mamba_layers(family, num_layers, others, mamba_from_huggingface(stated))
+    return _mamba_layers(family, num_layers, others, mamba_rule(stated, is_gguf=False))
 
 
 def _mamba_layers(family: Family, num_layers: int, others: Sequence[int], rule: MambaRule) -> dict[int, Layer]:
