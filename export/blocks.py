@@ -274,23 +274,21 @@ def _integers(bits: int, has_zero_points: bool, block: Bytes) -> _Fields:
     return unpack_pairs(block[..., 5:], bits), scales, block[..., 4] if has_zero_points else None
 
 
+def integer_storage(bits: int, block_size: int, has_zero_points: bool) -> str:
+    """The name of the format of INTEGER_FORMATS that has these."""
+    return f"int{bits}, blocks of {block_size}{' with zero points' * has_zero_points}"
+
+
 # Levels as other quantisations make them: by block a scale of 4 bytes, a byte for the zero point, and levels as
 # pack has them. No file stores rows so; they are made of its tensors (integer_rows).
 INTEGER_FORMATS = {
-    f"int{bits}, blocks of {size}{' with zero points' if zeros else ''}": BlockFormat(
+    integer_storage(bits, size, zeros): BlockFormat(
         size, 5 + size * bits // 8, bits, size, False, partial(_integers, bits, zeros), zeros
     )
     for bits in (4, 8)
     for size in (16, 32, 64, 128)
     for zeros in (False, True)
 }
-
-
-def integer_storage(bits: int, block_size: int, *, has_zero_points: bool) -> str:
-    """The name of the format of INTEGER_FORMATS that has these."""
-    key = (bits, block_size, has_zero_points)
-    formats = INTEGER_FORMATS.items()
-    return next(name for name, it in formats if (it.bits, it.block_size, it.has_zero_points) == key)
 
 
 def integer_rows(bits: int, block_size: int, levels: Bytes, scales: Floats, zero_points: Bytes | None) -> Bytes:

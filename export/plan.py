@@ -81,7 +81,8 @@ def plan_model(
     loaded = replace(loaded, notes=(*loaded.notes, *say_left_out_adapters(source, options.adapter)))
     if options.adapter is not None:
         loaded = merge_adapter(loaded, options.adapter)
-    options = replace(options, hidden_layers=tuple(sorted({*options.hidden_layers, *loaded.pooled_layers})))
+    pooled = [loaded.config.num_layers] if loaded.pooling else []  # the states behind the final norm
+    options = replace(options, hidden_layers=tuple(sorted({*options.hidden_layers, *pooled})))
     _require_supported(loaded, options)
     is_blocks, reason = any(tensor.is_blocks for tensor in loaded.tensors.values()), None
     if options.precision == "auto":

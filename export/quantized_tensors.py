@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from edgespec.export.tensors import Index, StoredTensor, Tensors
 
 T = TypeVar("T")
 _Array = npt.NDArray[Any]
+_LEAST_BLOCK = 16  # columns
 
 
 @dataclass(slots=True)
@@ -87,30 +88,6 @@ class Checkpoint:
         return SourceError(f"{self.path}: {module} has {found}, which its settings do not allow; fetch it again")
 
 
-class _Levels(NamedTuple):
-    """Rows of a matrix of integers: levels [rows, columns], scales and zero points [rows, num_groups]."""
-
-    levels: Bytes
-    scales: Floats
-    zero_points: Bytes | None = None
-
-
-def _of_blocks(
-    weight: StoredTensor, bits: int, num_groups: int, read: Callable[[int, int], _Levels], *, has_zero_points: bool
-) -> StoredTensor | None:
-    """A matrix in the longest blocks that its groups of columns are made of; None where there are none."""
-    columns = weight.columns
-    size = math.gcd(columns // num_groups, 128) if columns % num_groups == 0 else 0
-    if size < 16:
-        return None
-    storage = integer_storage(bits, size, has_zero_points=has_zero_points)
-
-    def make(start: int, stop: int) -> Bytes:
-        return integer_rows(bits, size, *read(start, stop))
-
-    return replace(weight, storage=storage, make=make)
-
-
 def of_floats(name: str, path: Path, shape: tuple[int, int], read: Callable[[int, int], Floats]) -> StoredTensor:
     def make(start: int, stop: int) -> Bytes:
         with np.errstate(all="ignore"):  # damage is reported by what reads the rows
@@ -164,12 +141,15 @@ def of_groups(
         return weights
 
     plain = of_floats(name, path, shape, values)
-    if groups is None or np.array_equal(groups, in_order):
+    # The longest blocks that groups of columns are made of.
+    size = math.gcd(columns // num_groups, 128) if columns % num_groups == 0 else 0
+    if size < _LEAST_BLOCK or not (groups is None or np.array_equal(groups, in_order)):
+        return plain
 
-        def read(start: int, stop: int) -> _Levels:
-            factors, zeros = read_groups()
-            own = None if is_symmetric else zeros[:, start:stop].T
-            return _Levels(levels(start, stop), np.ascontiguousarray(factors[:, start:stop].T), own)
+    def make(start: int, stop: int) -> Bytes:
+        factors, zeros = read_groups()
+        own = None if is_symmetric else zeros[:, start:stop].T
+        scales = np.ascontiguousarray(factors[:, start:stop].T)
+        return integer_rows(stored_bits, size, levels(start, stop), scales, own)
 
-        return _of_blocks(plain, stored_bits, num_groups, read, has_zero_points=not is_symmetric) or plain
-    return plain
+    return replace(plain, storage=integer_storage(stored_bits, size, not is_symmetric), make=make)

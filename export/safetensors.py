@@ -55,19 +55,13 @@ class StoredIntegers:
         try:
             return np.memmap(self.path, _INTEGERS[self.storage], "r", self.offset, self.shape)
         except ValueError:
-            raise self._cut_short() from None
+            raise SourceError(
+                f"{self.path} ends inside tensor {self.name}; the file is cut short, fetch it again"
+            ) from None
 
     def values(self) -> npt.NDArray[np.int64]:
-        """All of them. Raises SourceError: The file ends too early."""
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            values = np.fromfile(file, _INTEGERS[self.storage], self.count)
-        if values.size != self.count:
-            raise self._cut_short()
-        return values.astype(np.int64)
-
-    def _cut_short(self) -> SourceError:
-        return SourceError(f"{self.path} ends inside tensor {self.name}; the file is cut short, fetch it again")
+        """All of them in one dimension, in memory; raises as array does."""
+        return np.array(self.array(), np.int64).reshape(-1)
 
 
 def require_floats(integers: Mapping[str, StoredIntegers]) -> None:

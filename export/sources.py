@@ -69,11 +69,6 @@ class LoadedSource:
     pooling: Pooling | None = None
 
     @property
-    def pooled_layers(self) -> tuple[int, ...]:
-        """The layers whose states its vectors are made of: the one behind the final norm, or none."""
-        return (self.config.num_layers,) if self.pooling else ()
-
-    @property
     def use_of_left_out(self) -> str:
         """The use of the tensors that are left out, for messages."""
         if self.config.architecture == "mimo":

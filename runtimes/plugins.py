@@ -80,13 +80,9 @@ def register_plugin(ort: Any, plugin: Plugin) -> tuple[Any, ...] | Missing:
         ort.register_execution_provider_library(plugin.provider, module.get_library_path())
     except Exception as error:  # ONNX Runtime has no common base of its own
         if "already registered" not in str(error):  # by another thread, or in vain
-            return Missing(f"{plugin.package} does not load: {error}", how_to_load(plugin, str(error)))
+            fix = library_fix(str(error)) or f"pip install --force-reinstall {plugin.package}"
+            return Missing(f"{plugin.package} does not load: {error}", fix)
     return _devices(ort, plugin) or Missing(f"{plugin.package} finds no device that it can use", plugin.driver)
-
-
-def how_to_load(plugin: Plugin, error: str) -> str:
-    """The way to fix a library that does not load."""
-    return library_fix(error) or f"pip install --force-reinstall {plugin.package}"
 
 
 def library_fix(error: str) -> str | None:
