@@ -29,7 +29,7 @@ from edgespec.export.sources import ADAPTER_SETTINGS, LoadedSource, join_hashes
 from edgespec.export.tensors import StoredTensor, Tensors
 from edgespec.manifest import WITH_ADAPTER
 from edgespec.system.command_line import quote
-from edgespec.system.split_files import utf8_name
+from edgespec.system.split_files import source_name
 
 _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -90,7 +90,7 @@ def merge_adapter(loaded: LoadedSource, path: Path) -> LoadedSource:
         tensors=tensors | made,
         source=replace(
             source,
-            name=f"{source.name}{WITH_ADAPTER}{utf8_name(path.resolve().name)}",
+            name=f"{source.name}{WITH_ADAPTER}{source_name(path)}",
             sha256=f"{source.sha256},{join_hashes(adapter.files)}",
         ),
         notes=(*loaded.notes, note),

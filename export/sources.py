@@ -41,7 +41,7 @@ from edgespec.export.vocabulary import (
 from edgespec.manifest import Pooling, Source, SuggestedSampling
 from edgespec.system.command_line import quote
 from edgespec.system.file_hashes import file_record
-from edgespec.system.split_files import utf8_name
+from edgespec.system.split_files import source_name, utf8_name
 from edgespec.text.stored_template import find_tags, join_templates, set_end_token, set_tokens, turn_marks
 from edgespec.text.tokenizer import open_tokenizer, translate_errors
 
@@ -195,7 +195,7 @@ def _load_huggingface(folder: Path, context_length: int | None, sizes: Sizes) ->
         config=config,
         tensors=tensors_by_role(folder, config, stored, is_gguf=False),
         vocabulary=vocabulary,
-        source=Source(name=utf8_name(folder.resolve().name), format="safetensors", sha256=sha256),
+        source=Source(name=source_name(folder), format="safetensors", sha256=sha256),
         num_left_out=num_left_out,
         notes=notes,
         mask_token_id=_mask_token_id(folder, config, settings),

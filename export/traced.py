@@ -28,7 +28,7 @@ from edgespec.export.safetensors import weight_files
 from edgespec.export.sources import join_hashes, read_sampling, read_vocabulary
 from edgespec.manifest import Manifest, Origin, Signature, Source
 from edgespec.manifest.caches import KVCache
-from edgespec.system.split_files import utf8_name
+from edgespec.system.split_files import source_name
 from edgespec.text.tokenizer import vocabulary_sha256
 from edgespec.types import Logits, Report, TokenIds
 
@@ -73,7 +73,7 @@ def import_model(
     vocabulary = read_vocabulary(source)
     for note in vocabulary.notes:
         report(note)
-    stated = Source(name=utf8_name(source.resolve().name), format="safetensors", sha256=join_hashes(files))
+    stated = Source(name=source_name(source), format="safetensors", sha256=join_hashes(files))
     stated = stated.fetched_from(origin)
     # PyTorch's file and the export exist side by side for a while, each with four bytes a weight.
     needed_bytes = 4 * sum(path.stat().st_size for path in files)

@@ -25,7 +25,7 @@ from edgespec.setup.device_choice import source_of
 from edgespec.setup.head_target import require_agreement
 from edgespec.setup.pair import DRAFTER, TARGET, PairCheck, forms_of, is_pair, require_pair_file, write_pair
 from edgespec.setup.snapshot import LocalSource
-from edgespec.system.split_files import utf8_name, whole_name
+from edgespec.system.split_files import source_name, whole_name
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.text.tokenizer_check import remember_harmless
 from edgespec.types import Report
@@ -284,6 +284,6 @@ def _write_tokenizer(path: Path, vocabulary: Vocabulary) -> Tokenizer:
 
 def _name(half: PairHalf) -> str:
     """The name of a source's file without its ending, of its folder, or of its repository."""
-    place = half.source.origin.repository or half.source.path.resolve().name
-    name = utf8_name(whole_name(place.rpartition("/")[2]).removesuffix(".gguf").removesuffix(".safetensors"))
+    place = half.source.origin.repository or source_name(half.source.path)
+    name = whole_name(place.rpartition("/")[2]).removesuffix(".gguf").removesuffix(".safetensors")
     return f"MTP of {name}" if half.is_mtp else name

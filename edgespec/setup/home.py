@@ -28,7 +28,7 @@ from edgespec.setup.repository import HubId
 from edgespec.setup.snapshot import HubFolder, Judge, LocalSource, Preview, explain_folder_errors, is_new, mark_old
 from edgespec.setup.source_names import find_hub_id, split_precision
 from edgespec.system.progress import ReportProgress
-from edgespec.system.split_files import part_paths, whole_name
+from edgespec.system.split_files import part_paths, source_name, whole_name
 from edgespec.system.units import format_bytes
 from edgespec.types import Report
 
@@ -322,15 +322,14 @@ class ModelHome:
 
     def _from_path(self, source: Path, wanted: "_Wanted") -> Path | None:
         if source.is_dir():
-            source = source.resolve()
+            source, name = source.resolve(), source_name(source)
             files = [each for each in sorted(source.iterdir()) if each.suffix in _READ and each.is_file()]
         else:  # by the name of a link, since parts are known by theirs
-            source = source.parent.resolve() / source.name
+            source, name = source.parent.resolve() / source.name, Path(whole_name(source_name(source))).stem
             files = [each for each in part_paths(source) if each.exists()]
         states = [f"{os.fsencode(file)!r} {(stat := file.stat()).st_size} {stat.st_mtime_ns}" for file in files]
         key = hashlib.sha256("\n".join(states).encode()).hexdigest()[:8]
-        name = f"{Path(whole_name(source.name)).stem}-{key}"
-        return self._prepare(name, wanted, "source", lambda judge: LocalSource(path=source))
+        return self._prepare(f"{name}-{key}", wanted, "source", lambda judge: LocalSource(path=source))
 
     def _require_writable(self) -> None:
         """Raises EdgeSpecError: No model can be prepared in this home."""

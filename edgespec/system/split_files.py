@@ -28,6 +28,16 @@ def whole_name(name: str) -> str:
     return f"{match[1]}.gguf" if match else name
 
 
+def source_name(path: Path) -> str:
+    """The name of a file or folder; of a commit in the cache of huggingface_hub that of its repository.
+
+    There a file is a link to a blob, whose name is a hash.
+    """
+    place = path.resolve() if path.is_dir() else path.parent.resolve() / path.name
+    is_commit = place.parent.name == "snapshots" and place.parents[1].name.startswith("models--")
+    return utf8_name(place.parents[1].name.rpartition("--")[2] if is_commit else place.name)
+
+
 def utf8_name(name: str) -> str:
     """Replace the bytes of a file name that are not UTF-8 by U+FFFD, for manifests and cards."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -16,7 +16,7 @@ from edgespec.export.tensors import Sizes, Tensors
 from edgespec.export.weights import WeightsFile
 from edgespec.manifest import Head, Manifest, Source
 from edgespec.manifest.caches import KVCache
-from edgespec.system.split_files import utf8_name
+from edgespec.system.split_files import source_name
 from edgespec.types import TokenIds
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
@@ -54,7 +54,7 @@ class HeadSource:
         """Its name and the hashes of its files, which are read for them."""
         paths = [tensor.path for tensor in self.tensors.values()]
         files = sorted({*paths, *(one.path for one in self.integers.values())})
-        return Source(name=utf8_name(self.path.resolve().name), format="safetensors", sha256=join_hashes(files))
+        return Source(name=source_name(self.path), format="safetensors", sha256=join_hashes(files))
 
 
 def read_head(source: Path, sizes: Sizes = MappingProxyType({})) -> HeadSource:

@@ -287,6 +287,16 @@ def test_a_link_to_a_file_has_its_own_name_as_in_the_cache_of_the_hub(home: Mode
     assert home.resolve(str(link)).name.startswith("mine-")
 
 
+def test_a_folder_has_its_whole_name_and_one_of_the_cache_of_the_hub_that_of_its_repository(
+    home: ModelHome, tmp_path: Path
+) -> None:
+    for place in ("Tiny-0.5B", f"models--org--Tiny-0.5B/snapshots/{'a' * 40}"):
+        tiny.write_huggingface(tmp_path / place, tiny.random_weights())
+        folder = home.resolve(str(tmp_path / place))
+        assert folder.name.startswith("Tiny-0.5B-")
+        assert read_manifest(folder).source.name == "Tiny-0.5B"
+
+
 def test_other_files_of_a_folder_do_not_have_it_exported_again(home: ModelHome, tmp_path: Path) -> None:
     tiny.write_huggingface(tmp_path / "hf", tiny.random_weights())
     folder = home.resolve(str(tmp_path / "hf"))
