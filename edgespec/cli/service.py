@@ -55,13 +55,11 @@ def add_service(parser: CommandParser) -> None:
 
 
 def _install(options: argparse.Namespace) -> None:
-    from edgespec.cli.service_manager import ServiceProgram
-
     manager = _find()
     require_servable(options)
     if options.port == 0:
         raise UsageError("--port 0 is another port after each start; name one, or leave it out for 8080")
-    content = manager.describe(ServiceProgram(_words(options), _variables(manager)))
+    content = manager.describe(_words(options), _variables(manager))
     commands = [join_words(command) for command in (*manager.reset, *manager.install)]
     if options.dry_run:
         text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8")

@@ -26,20 +26,12 @@ _SAM_COMPATIBLE = 2  # of EXTENDED_NAME_FORMAT: domain and user
 _UNIT = Path(__file__).with_name("edgespec.service")
 
 
-@dataclass(frozen=True)
-class ServiceProgram:
-    """The command that a service runs, and the variables that it gets."""
-
-    words: Command
-    environment: Mapping[str, str]
-
-
 @dataclass(frozen=True, kw_only=True)
 class ServiceManager:
     """How one system is told of a service.
 
     path: The file that describes the service.
-    describe: Makes the content of this file.
+    describe: Makes the content of this file, of the command that the service runs and the variables that it gets.
     install: Commands once the file is written; the service runs then.
     uninstall: Commands before the file is removed, once the service has stopped.
     reset: Commands before a start, for which earlier failures then do not count.
@@ -54,7 +46,7 @@ class ServiceManager:
 
     name: str
     path: Path
-    describe: Callable[[ServiceProgram], bytes]
+    describe: Callable[[Command, Mapping[str, str]], bytes]
     install: tuple[Command, ...]
     start: Command
     stop: Command
@@ -95,10 +87,10 @@ def _systemd() -> ServiceManager:
     )
 
 
-def _unit(program: ServiceProgram) -> bytes:
-    variables = (f"Environment={_in_unit(f'{name}={value}')}" for name, value in program.environment.items())
+def _unit(words: Command, environment: Mapping[str, str]) -> bytes:
+    variables = (f"Environment={_in_unit(f'{name}={value}')}" for name, value in environment.items())
     # ":" has systemd leave "$" alone.
-    start = f"ExecStart={' '.join(map(_in_unit, (':' + program.words[0], *program.words[1:])))}"
+    start = f"ExecStart={' '.join(map(_in_unit, (':' + words[0], *words[1:])))}"
     return _UNIT.read_text(encoding="utf-8").replace("{service}", "\n".join([*variables, start])).encode()
 
 
@@ -117,12 +109,12 @@ def _launchd() -> ServiceManager:
     # A stopped job would be restarted, since a signal is its end: so it is unloaded.
     begin, end = ("launchctl", "bootstrap", domain, str(path)), ("launchctl", "bootout", job)
 
-    def describe(program: ServiceProgram) -> bytes:
+    def describe(words: Command, environment: Mapping[str, str]) -> bytes:
         return plistlib.dumps(
             {
                 "Label": label,
-                "ProgramArguments": list(program.words),
-                "EnvironmentVariables": dict(program.environment),
+                "ProgramArguments": list(words),
+                "EnvironmentVariables": dict(environment),
                 "RunAtLoad": True,
                 "KeepAlive": {"SuccessfulExit": False},
                 "ThrottleInterval": 30,
@@ -157,7 +149,7 @@ def _task_scheduler() -> ServiceManager:
     return ServiceManager(
         name="the Task Scheduler",
         path=path,
-        describe=lambda program: _task(_with_log(program.words, log)),
+        describe=lambda words, environment: _task(_with_log(words, log)),
         install=(("schtasks", "/Create", *task, "/XML", str(path), "/F"), ("schtasks", "/Run", *task)),
         start=("schtasks", "/Run", *task),
         stop=("schtasks", "/End", *task),

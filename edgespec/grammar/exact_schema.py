@@ -7,7 +7,7 @@ leap seconds come.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from edgespec.grammar.schema import subschemas, with_inner
 
@@ -89,27 +89,21 @@ def _with_exact_names(schema: dict[str, Any]) -> dict[str, Any]:
     return {**schema, "patternProperties": {**patterns, others: free}, "additionalProperties": False}
 
 
-class _Branch(NamedTuple):
-    """Regular expressions of what may follow the beginning of a name.
-
-    leaving: Up to the character by which it becomes another name.
-    ending: To the end of one that only begins a name; None where there is none.
-    """
-
-    leaving: str
-    ending: str | None
-
-
 def _other_names(names: Iterable[str], prefixes: Sequence[str]) -> str:
     """A regular expression of the texts that are none of the names, and begin with no prefix.
 
     It repeats once alone, as repetitions are what makes expressions slow.
     """
-    branch = _branch(frozenset(names), frozenset(prefixes))
-    return f"^(?:{branch.leaving}(?s:.*)" + ("" if branch.ending is None else f"|{branch.ending}") + ")$"
+    leaving, ending = _branch(frozenset(names), frozenset(prefixes))
+    return f"^(?:{leaving}(?s:.*)" + ("" if ending is None else f"|{ending}") + ")$"
 
 
-def _branch(names: frozenset[str], prefixes: frozenset[str]) -> _Branch:
+def _branch(names: frozenset[str], prefixes: frozenset[str]) -> tuple[str, str | None]:
+    """Regular expressions of what may follow the beginning of a name.
+
+    The first leads up to the character by which it becomes another name, the second to the end of one that only
+    begins a name; None where there is none.
+    """
     heads = sorted({text[0] for text in names | prefixes if text})
     leaving = ["[^" + "".join(map(_literal, heads)) + "]" if heads else "(?s:.)"]
     ending = [] if "" in names else [""]
@@ -118,11 +112,11 @@ def _branch(names: frozenset[str], prefixes: frozenset[str]) -> _Branch:
         names_behind, prefixes_behind = behind
         if "" in prefixes_behind:
             continue
-        inner = _branch(names_behind, prefixes_behind)
-        leaving.append(_literal(head) + inner.leaving)
-        if inner.ending is not None:
-            ending.append(_literal(head) + inner.ending)
-    return _Branch(f"(?:{'|'.join(leaving)})", f"(?:{'|'.join(ending)})" if ending else None)
+        inner_leaving, inner_ending = _branch(names_behind, prefixes_behind)
+        leaving.append(_literal(head) + inner_leaving)
+        if inner_ending is not None:
+            ending.append(_literal(head) + inner_ending)
+    return f"(?:{'|'.join(leaving)})", f"(?:{'|'.join(ending)})" if ending else None
 
 
 def _literal(character: str) -> str:

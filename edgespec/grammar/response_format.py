@@ -151,9 +151,9 @@ def require_bounded(wanted: ResponseFormat) -> int:
             _require_few_repetitions(count_repetitions(wanted.source))
             return 0
         case _:
-            size = measure_lark(wanted.source)
-            require_at_most("parts (texts, names, repetitions and alternatives)", size.num_parts, MAX_PARTS)
-            _require_few_repetitions(size.num_repetitions)
+            num_parts, num_repetitions = measure_lark(wanted.source)
+            require_at_most("parts (texts, names, repetitions and alternatives)", num_parts, MAX_PARTS)
+            _require_few_repetitions(num_repetitions)
             return _require_small_schemas(list(schemas_in(wanted.source)))
 
 
@@ -200,17 +200,6 @@ def _digits_of(step: Any) -> int:
     return int("".join(map(str, digits[:20]))) * int(10 ** max(0, int(exponent)))
 
 
-class LarkSize(NamedTuple):
-    """The size of a grammar.
-
-    num_parts: Texts, expressions, names, schemas, repetitions and alternatives.
-    num_repetitions: The most in one expression or terminal, with those of the terminals in it.
-    """
-
-    num_parts: int
-    num_repetitions: int
-
-
 @dataclass(slots=True)
 class _Rule:
     """num_repetitions: Its own."""
@@ -238,8 +227,12 @@ def lark_parts(grammar: str) -> Iterator[tuple[str, str]]:
             at = _end_of_json(grammar, at)
 
 
-def measure_lark(grammar: str) -> LarkSize:
-    """Count the parts of a grammar; a schema behind %json is one."""
+def measure_lark(grammar: str) -> tuple[int, int]:
+    """The number of parts of a grammar, and the most repetitions in one expression or terminal.
+
+    Parts are texts, expressions, names, schemas, repetitions and alternatives. Repetitions of the terminals in a
+    terminal count as its own.
+    """
     rules: dict[str, _Rule] = {}
     rule, num_parts, most = _Rule(), 0, 0
     for part, name in lark_parts(grammar):
@@ -256,7 +249,7 @@ def measure_lark(grammar: str) -> LarkSize:
         elif len(part) == 1 and part != "|" and not part.isalnum():
             continue
         num_parts += 1
-    return LarkSize(num_parts, max([most, *_in_terminals(rules).values()]))
+    return num_parts, max([most, *_in_terminals(rules).values()])
 
 
 def count_repetitions(expression: str) -> int:

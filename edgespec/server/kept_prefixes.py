@@ -115,7 +115,7 @@ class KeptPrefixes:
             )
         found = [
             file
-            for folder in _entries(self.folder)
+            for folder in self.folder.glob("*")
             if _OWN_FOLDER.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink()
             for file in _files(folder)
         ]
@@ -170,7 +170,7 @@ def _texts_in(folder: Path) -> Sequence[_File]:
 def _files(folder: Path) -> list[_File]:
     """The kept texts in a folder, with those that are being written."""
     found = []
-    for path in _entries(folder):
+    for path in folder.glob("*"):
         if not _OWN_FILE.fullmatch(path.name):
             continue
         with suppress(OSError):  # another server has just deleted it
@@ -178,10 +178,3 @@ def _files(folder: Path) -> list[_File]:
             if stat.S_ISREG(status.st_mode):
                 found.append(_File(path, status.st_size, status.st_mtime_ns))
     return found
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return [*folder.iterdir()]
-    except OSError:  # it is not there yet, or no folder
-        return []

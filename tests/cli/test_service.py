@@ -19,7 +19,7 @@ import pytest
 from edgespec import UsageError
 from edgespec.cli import service_manager
 from edgespec.cli.main import command_parser, main
-from edgespec.cli.service_manager import ServiceManager, ServiceProgram, find_manager
+from edgespec.cli.service_manager import ServiceManager, find_manager
 
 ODD = ("/opt/a b/python", "serve", "--x=%n $HOME \"q\" 'a' \\ ü", "tab\there", ";", "<&>")
 TASKS = "http://schemas.microsoft.com/windows/2004/02/mit/task"
@@ -311,7 +311,7 @@ def test_a_drafter_of_the_environment_is_written_as_a_whole_path(
 
 
 def content(manager: ServiceManager, words: tuple[str, ...]) -> bytes:
-    return manager.describe(ServiceProgram(words, {"EDGESPEC_HOME": "/a b/100%"}))
+    return manager.describe(words, {"EDGESPEC_HOME": "/a b/100%"})
 
 
 def test_odd_words_reach_each_system_whole() -> None:
