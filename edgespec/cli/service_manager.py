@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.sax.saxutils import escape
 
 from edgespec import UsageError
 from edgespec.config.config_file import default_home
@@ -21,9 +21,8 @@ Command = tuple[str, ...]
 
 _PLAIN = re.compile(r"[\w@+=:,./-]+", re.ASCII)
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "%": "%%", "\n": "\\n", "\t": "\\t"}
-_TASK_SPACE = "http://schemas.microsoft.com/windows/2004/02/mit/task"
 _SAM_COMPATIBLE = 2  # of EXTENDED_NAME_FORMAT: domain and user
-_UNIT = Path(__file__).with_name("edgespec.service")
+_UNIT, _TASK = (Path(__file__).with_name(f"edgespec.{name}") for name in ("service", "task.xml"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,22 +173,12 @@ def _task(words: list[str]) -> bytes:
         if "%" in word or "$(" in word:
             raise UsageError(f"the Task Scheduler replaces % and $( in '{word}'; use a name or folder without it")
     # Without a user the trigger is the logon of anybody, which administrators alone may register.
-    user = {"UserId": _account()}
-    trigger = {"LogonTrigger": {"Enabled": "true", **user}}
-    principal = {"Principal": {**user, "LogonType": "InteractiveToken", "RunLevel": "LeastPrivilege"}}
-    settings = {
-        "MultipleInstancesPolicy": "IgnoreNew",
-        "DisallowStartIfOnBatteries": "false",
-        "StopIfGoingOnBatteries": "false",
-        "ExecutionTimeLimit": "PT0S",
-        "RestartOnFailure": {"Interval": "PT1M", "Count": "10"},
-    }
-    action = {"Exec": {"Command": words[0], "Arguments": subprocess.list2cmdline(words[1:])}}
-    root = ElementTree.Element("Task", {"version": "1.2", "xmlns": _TASK_SPACE})
-    _add_elements(root, {"Triggers": trigger, "Principals": principal, "Settings": settings, "Actions": action})
-    ElementTree.indent(root)
-    content: bytes = ElementTree.tostring(root, "utf-16", xml_declaration=True)
-    return content
+    named = {"user": _account(), "command": words[0], "arguments": subprocess.list2cmdline(words[1:])}
+    return (
+        _TASK.read_text(encoding="utf-8")
+        .format_map({name: escape(text) for name, text in named.items()})
+        .encode("utf-16")
+    )
 
 
 def _account() -> str:
@@ -205,12 +194,3 @@ def _account() -> str:
                 "Windows names no account for this session; log on as the service's user, and try again"
             )
     return name.value
-
-
-def _add_elements(parent: ElementTree.Element, content: Mapping[str, object]) -> None:
-    for name, value in content.items():
-        child = ElementTree.SubElement(parent, name)
-        if isinstance(value, Mapping):
-            _add_elements(child, value)
-        else:
-            child.text = str(value)
