@@ -143,6 +143,7 @@ def test_random_answers_to_schemas_of_all_kinds_are_valid(
     ("stated", "text"),
     [
         (schema({"type": "string", "pattern": "REF[0-9]+"}), '"xyzREF0"'),
+        (schema({"type": "string", "pattern": "größe|€"}), '"xyz€"'),
         (schema({"type": "string", "format": "email"}), '"a@b.co"'),
         (schema({"type": "integer", "exclusiveMinimum": 0, "multipleOf": 10}), "10"),
         (schema({"type": "string", "minLength": 12}), None),

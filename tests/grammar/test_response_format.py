@@ -171,6 +171,7 @@ def test_the_largest_opening_counts_what_a_value_requires() -> None:
     [
         ("^[A-Z]{2}-[0-9]+$", 'A'),
         ("a|bcd", "a"),
+        ("ä|ößé", "ä"),
         ("(foo)?[^a0]x{3}", " xxx"),
         (r"\d\w\s", "0a "),
     ],
