@@ -40,15 +40,6 @@ from edgespec.system.threads import hand_over_soon
 _INTERRUPTED = 130
 _NO_MEMORY = "out of memory; close other programs or use a smaller model"
 _LOG = logging.getLogger(__name__)
-_DESCRIPTION = """\
-Run language models on this machine, faster: a small drafter guesses the next tokens, and your model, the target, \
-checks all guesses in one pass."""
-_EPILOG = """\
-Help for a command: edgespec COMMAND --help. To set an option for all commands: edgespec config set KEY VALUE.
-
-exit codes: 0 done, 1 failure, 2 usage, 3 model missing or invalid, 4 device unavailable, 5 out of memory, \
-6 a file differs from its hash, 7 context overflow, 130 interrupted"""
-
 # How each command adds its arguments; commands.toml has its line of help, and examples.
 _COMMANDS: dict[str, Callable[[CommandParser], None]] = {
     "chat": add_chat,
@@ -224,16 +215,18 @@ def _warn_of_unknown_variables(command: str) -> None:
 
 
 def command_parser(word: str = "") -> CommandParser:
-    """The parser of the whole command line, in 12 ms.
+    """The parser of the whole command line, in 15 ms.
 
     word: The first word given. If it is a command, that alone gets its arguments, in 3 ms; for --help none does.
     """
-    parser = CommandParser(prog="edgespec", description=_DESCRIPTION, epilog=_EPILOG)
-    parser.add_argument("--version", action="version", version=f"edgespec {__version__}")
     texts = read_table(__file__, "commands.toml")
+    parser = CommandParser(prog="edgespec", **texts["edgespec"])
+    parser.add_argument("--version", action="version", version=f"edgespec {__version__}")
     for name, add_arguments in _COMMANDS.items():
-        examples = texts[name]["examples"]
-        command = parser.add_command(name, texts[name]["what"], epilog=f"examples:\n\n{examples}")
+        text = texts[name]
+        command = parser.add_command(name, text["what"], epilog=f"examples:\n\n{text['examples']}")
+        if more := text.get("more"):
+            command.description = f"{command.description}\n\n{more}"
         if word != name and word in (*_COMMANDS, "-h", "--help"):
             continue
         add_arguments(command)

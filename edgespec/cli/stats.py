@@ -10,18 +10,11 @@ from edgespec import UsageError
 from edgespec.cli.arguments import model_home, print_result
 from edgespec.cli.table import table
 
-_HOW = """\
-The time saved is an estimate. In each answer edgespec measures how long a pass of one token takes; plain \
-decoding needs one for each token. The time saved is what these passes would have taken, less the time that the \
-answer really took. Answers made at the same time as others, and those too short to tell, are counted without \
-it. Only numbers are stored, on this machine, and no text. `edgespec config set no-usage true` turns the \
-counting off."""
 _COUNTED = "answers of chat and serve are, and those of programs that call load(…, usage=True)"
 _PERIOD = re.compile(r"(\d{1,5})([dw])")
 
 
 def add_stats(parser: argparse.ArgumentParser) -> None:
-    parser.description = f"{parser.description}\n\n{_HOW}"
     parser.add_argument(
         "--since",
         metavar="WHEN",
