@@ -134,6 +134,8 @@ def _stdout_problem() -> str:
 def _keep_stdout_for_data() -> None:
     """Send to stderr what native libraries print to stdout, as QNN's does once it is loaded."""
     try:
+        if sys.platform == "win32" and sys.stdout.isatty():  # file 1 is where prompt_toolkit looks for the console
+            return
         data = os.dup(sys.stdout.fileno())
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     except (AttributeError, OSError, ValueError):  # one of them is closed, or no file

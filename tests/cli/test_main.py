@@ -22,7 +22,7 @@ from scripted import scripted_engine
 
 from edgespec import load
 from edgespec.chat.plain import PlainPrinter
-from edgespec.cli.main import _prepare_streams, main
+from edgespec.cli.main import _keep_stdout_for_data, _prepare_streams, main
 from edgespec.config.drafter_names import TARGET, TEXT
 from edgespec.config.options import DEFAULT_MODEL
 from edgespec.decoding.decoder import Pass, Rows
@@ -519,6 +519,23 @@ def test_what_windows_pipes_loses_no_character(monkeypatch: pytest.MonkeyPatch, 
         stream.flush()
     monkeypatch.undo()
     assert {stream.buffer.getvalue().decode() for stream in written.values()} == {shown}  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal, which Windows lacks")
+@pytest.mark.parametrize(("platform", "is_console"), [("win32", True), ("linux", False)])
+def test_a_chat_on_windows_finds_its_console_where_stderr_is_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str, is_console: bool
+) -> None:
+    main_end, terminal = os.openpty()
+    with open(main_end, "rb"), open(terminal, "w") as stdout, open(tmp_path / "log", "w") as stderr:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        monkeypatch.setattr(sys, "stderr", stderr)
+        monkeypatch.setattr(sys, "platform", platform)
+        _keep_stdout_for_data()
+        assert sys.stdout.isatty()
+        assert os.isatty(terminal) == is_console
+        if sys.stdout is not stdout:
+            sys.stdout.close()
 
 
 def test_home_that_is_a_file_is_an_error_in_one_line(
