@@ -9,11 +9,11 @@ import logging
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from mmap import PAGESIZE
 from pathlib import Path
 from threading import Lock, Timer
 from time import monotonic
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from edgespec.system.threads import lower_priority
 _LOG = logging.getLogger("edgespec.memory.huge_pages")
 _SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
 _WAITED = Path("/proc/pressure/memory")
+_PAGES = Path("/proc/self/pagemap")  # 64 bits for each page (Documentation/admin-guide/mm/pagemap.rst)
+_OWN = np.uint64(1 << 63 | 1 << 56)  # it is in memory, and mapped by no other process
 _COLLAPSE = 25  # MADV_COLLAPSE
 _WORTH_BYTES = 64 << 20  # of a model; smaller ones lie in the processor's caches
 _LEAST_BYTES = 4 << 20  # of a region that is worth looking at
@@ -54,12 +56,11 @@ def _read_huge_bytes() -> int:
 
 def _move(huge_bytes: int) -> None:
     lower_priority()
-    with _MOVING:
+    with _MOVING, suppress(OSError):  # where /proc is not mounted, or lacks a file
         began_s, waited_s, num_moved = monotonic(), _waited_s(), 0
         libc = ctypes.CDLL(None)
         libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
-        for first, num_pages in _used_ranges(libc, huge_bytes):
+        for first, num_pages in _used_ranges(huge_bytes):
             if libc.madvise(first, num_pages * huge_bytes, _COLLAPSE) == 0:
                 num_moved += num_pages
             if _waited_s() - waited_s > _MOST_WAITED_S:
@@ -76,20 +77,22 @@ def _waited_s() -> float:
         return 0.0
 
 
-def _used_ranges(libc: Any, huge_bytes: int) -> Iterator[tuple[int, int]]:
-    """Address and number of huge pages of each range whose pages are all in use; one has _STEP_PAGES at most."""
-    for start, end in _regions():
-        first = -(-start // huge_bytes) * huge_bytes
-        num_pages = max(0, (end - first) // huge_bytes)
-        is_used = np.zeros((num_pages, huge_bytes // PAGESIZE), np.uint8)
-        if libc.mincore(first, num_pages * huge_bytes, is_used.ctypes.data):
-            continue  # it was freed meanwhile
-        is_whole = is_used.min(axis=1) & 1
-        for begin in range(0, num_pages, _STEP_PAGES):
-            step = is_whole[begin : begin + _STEP_PAGES]
-            edges = np.flatnonzero(np.diff(step, prepend=0, append=0)).tolist()
-            for left, right in zip(edges[::2], edges[1::2], strict=True):
-                yield first + (begin + left) * huge_bytes, right - left
+def _used_ranges(huge_bytes: int) -> Iterator[tuple[int, int]]:
+    """Address and number of huge pages of each range whose pages are all in use; one has _STEP_PAGES at most.
+
+    Pages that a fork uses too are left alone: moving would copy them.
+    """
+    with _PAGES.open("rb", buffering=0) as pages:
+        for start, end in _regions():
+            first = -(-start // huge_bytes) * huge_bytes
+            for begin in range(first, end - huge_bytes + 1, _STEP_PAGES * huge_bytes):
+                num_pages = min(_STEP_PAGES, (end - begin) // huge_bytes)
+                pages.seek(begin // PAGESIZE * 8)
+                states = np.frombuffer(pages.read(num_pages * huge_bytes // PAGESIZE * 8), np.uint64)
+                is_own = (states & _OWN == _OWN).reshape(num_pages, -1).all(axis=1)
+                edges = np.flatnonzero(np.diff(is_own, prepend=False, append=False)).tolist()
+                for left, right in zip(edges[::2], edges[1::2], strict=True):
+                    yield begin + left * huge_bytes, right - left
 
 
 def _regions() -> Iterator[tuple[int, int]]:

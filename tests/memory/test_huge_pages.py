@@ -1,9 +1,10 @@
 """Memory in use is moved into huge pages, and no memory is taken by that."""
 
-import ctypes
 import logging
 import mmap
+import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,22 +69,45 @@ def test_what_the_system_says_of_huge_pages_is_followed(
 
 
 @needs_linux
-def test_ranges_end_where_a_page_is_not_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_a_fork_uses_too_is_not_copied() -> None:
+    if not (huge_bytes := huge_pages._read_huge_bytes()):
+        pytest.skip("this system has no huge pages, or is set to use none")
+    memory = mmap.mmap(-1, 32 * huge_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    array = np.frombuffer(memory, np.uint8)
+    array[:] = 7
+    program = os.fork()
+    if not program:
+        signal.pause()
+        os._exit(0)
+    try:
+        before = bytes_of(array, "Pss")
+        huge_pages._move(huge_bytes)
+        assert bytes_of(array, "Pss") < before + huge_bytes
+    finally:
+        os.kill(program, signal.SIGKILL)
+        os.waitpid(program, 0)
+
+
+@needs_linux
+def test_ranges_end_where_a_page_is_not_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of ten huge pages the third and the last lack one small page each; four go into one call."""
     huge_bytes, start = 1 << 21, 5 << 21
-
-    class Libc:
-        def mincore(self, first: int, num_bytes: int, used: int) -> int:
-            assert (first, num_bytes) == (start, 10 * huge_bytes)
-            vector = np.ctypeslib.as_array((ctypes.c_uint8 * (num_bytes // mmap.PAGESIZE)).from_address(used))
-            vector[:] = 1
-            vector[2 * huge_bytes // mmap.PAGESIZE] = vector[-1] = 0
-            return 0
-
+    states = np.full((start + 10 * huge_bytes) // mmap.PAGESIZE, 1 << 63 | 1 << 56, np.uint64)
+    states[[(start + 2 * huge_bytes) // mmap.PAGESIZE, -1]] = 1 << 56, 1 << 63
+    states.tofile(tmp_path / "pagemap")
+    monkeypatch.setattr(huge_pages, "_PAGES", tmp_path / "pagemap")
     monkeypatch.setattr(huge_pages, "_STEP_PAGES", 4)
     monkeypatch.setattr(huge_pages, "_regions", lambda: iter([(start - 4096, start + 10 * huge_bytes + 4096)]))
-    found = [((first - start) // huge_bytes, num) for first, num in huge_pages._used_ranges(Libc(), huge_bytes)]
+    found = [((first - start) // huge_bytes, num) for first, num in huge_pages._used_ranges(huge_bytes)]
     assert found == [(0, 2), (3, 1), (4, 4), (8, 1)]
+
+
+@needs_linux
+def test_a_system_that_does_not_tell_of_its_memory_keeps_it_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huge_pages, "_PAGES", tmp_path / "none")
+    huge_pages._move(1 << 21)
 
 
 @needs_linux
@@ -94,7 +118,7 @@ def test_moving_ends_where_programs_wait_for_memory(
     waited.write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=1000\n")
     monkeypatch.setattr(huge_pages, "_WAITED", waited)
 
-    def ranges(libc: object, huge_bytes: int) -> Iterator[tuple[int, int]]:
+    def ranges(huge_bytes: int) -> Iterator[tuple[int, int]]:
         yield 0, 1  # of no memory
         waited.write_text("some avg10=1.00 avg60=0.00 avg300=0.00 total=200000\n")
         yield 0, 1
