@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import edgespec
 from edgespec import UnsuitedModel, UsageError
 from edgespec.cli.parser import CommandParser
-from edgespec.config.options import GROUPS, LOAD_PARAMETERS, OPTIONS
+from edgespec.config.options import GROUP_HELP, LOAD_PARAMETERS, OPTIONS
 from edgespec.system import console
 from edgespec.system.console import info
 
@@ -102,7 +102,7 @@ def add_options(parser: ArgumentParser) -> None:
     for name, option in OPTIONS.items():
         if name != "model" and parser.prog.partition(" ")[2] in option.commands:
             if option.group not in groups:
-                groups[option.group] = parser.add_argument_group(option.group, GROUPS[option.group or ""])
+                groups[option.group] = parser.add_argument_group(option.group, GROUP_HELP.get(option.group))
             add_option(groups[option.group], name)
 
 

@@ -17,25 +17,10 @@ Kind = Literal["text", "whole", "limit", "number", "switch", "size", "length"]
 _DRAFTING = "drafting"
 _SAMPLING = "sampling"
 _DEVICES = "devices and memory"
-_STORAGE = "conversation and stored data"
-_SERVER = "server"
-GROUPS = {
-    _SAMPLING: "How the next token is chosen. The default is what the files of MODEL suggest; where they suggest "
-    "nothing, it is greedy: always the most likely token.",
-    _DRAFTING: "A drafter guesses the next tokens; MODEL, the target, checks all of them in one pass and accepts "
-    "those that it would have written itself.",
-    _DEVICES: None,
-    _STORAGE: None,
-    _SERVER: None,
-}
-
-# Names of several commands in the table.
-_SPECULATING = ("bench", "chat", "serve")
-_SEVERAL = {
-    "SPECULATING": _SPECULATING,
-    "LOADING": (*_SPECULATING, "plan", "score"),
-    "PREPARING": ("export", "models pull", "pair check"),
-}
+_TABLE = read_table(__file__, "options.toml")
+# What help says above the flags of a group, where it says something.
+GROUP_HELP = _TABLE.pop("GROUP_HELP")
+_SEVERAL = _TABLE.pop("SEVERAL")  # names of several commands
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +30,7 @@ class Option:
     kind: text, whole (a count), limit (a count, or -1 for none), number, switch (true or false), size (bytes, or
         2G) or length (auto, or a count).
     commands: Commands that have the flag and obey the configuration.
-    group: A key of GROUPS, under which help lists the flag.
+    group: The title under which help lists the flag.
     in_environment: Whether EDGESPEC_NAME sets it too.
     is_secret: Whether its value is never shown.
     """
@@ -69,7 +54,7 @@ def _read(help: str, commands: tuple[str, ...] = (), **stated: Any) -> Option:
     return Option(help=shown, commands=tuple(found), **stated)
 
 
-OPTIONS = {name: _read(**stated) for name, stated in read_table(__file__, "options.toml").items()}
+OPTIONS = {name: _read(**stated) for name, stated in _TABLE.items()}
 DEFAULT_MODEL = str(OPTIONS["model"].default)
 # The argument of `load` that takes an option's value.
 LOAD_PARAMETERS = {
