@@ -61,7 +61,7 @@ class LaneDrafter(Drafter):
 
     can_run_ahead: The lane may go on between two drafts; otherwise it drafts only while the target waits.
     max_rows: The most branches that a step drafts on from while the target verifies; 0 for the likeliest alone.
-    deadline_s: A draft that takes longer is a fault, where the lane has a thread of its own.
+    deadline_s: A model that reads no token for so long is at fault, where the lane has a thread of its own.
     """
 
     drafter: ModelDrafter
@@ -95,7 +95,7 @@ class LaneDrafter(Drafter):
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         """Guess up to request.num_tokens tokens; with 0 the target goes on without a draft.
 
-        Raises DrafterFault: The lane failed, or took longer than deadline_s.
+        Raises DrafterFault: The lane failed, or stood still for deadline_s.
         """
         if not self.drafter.can_read(tokens):
             return NO_DRAFT
@@ -199,9 +199,13 @@ class LaneDrafter(Drafter):
 
     def _wait(self, num_steps: int, timeout_s: float | None = None) -> int:
         """Wait for steps of the job. Returns how many are finished."""
-        num_done = self.lane.wait(num_steps, self.deadline_s if timeout_s is None else timeout_s)
-        if num_done < num_steps and timeout_s is None and not self.lane.is_over:
-            raise DrafterFault(f"it has not answered for {self.deadline_s:.1f} s")
+        if timeout_s is not None:
+            return self.lane.wait(num_steps, timeout_s)
+        num_fed = self.drafter.decoder.num_fed
+        while (num_done := self.lane.wait(num_steps, self.deadline_s)) < num_steps and not self.lane.is_over:
+            before, num_fed = num_fed, self.drafter.decoder.num_fed
+            if num_fed == before:
+                raise DrafterFault(f"it has not answered for {self.deadline_s:.1f} s")
         return num_done
 
     def _advance(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:

@@ -236,6 +236,39 @@ def test_a_fault_in_the_lane_reaches_the_caller_and_leaves_no_thread(
     wait_for_threads_since(before)
 
 
+class Reading(TableDecoder):
+    """Reads a prompt in pieces."""
+
+    num_pieces = 0
+
+    @property
+    def num_fed(self) -> int:
+        return super().num_fed + self.num_pieces
+
+
+class Impatient(ThreadLane):
+    """The time is up at once as long as its model has read less than it is to read."""
+
+    def __init__(self, decoder: Reading) -> None:
+        super().__init__("drafter")
+        self._decoder = decoder
+
+    def wait(self, num_steps: int, timeout_s: float | None = None) -> int:
+        if self._decoder.num_pieces < 3:
+            self._decoder.num_pieces += 1
+            return 0
+        return super().wait(num_steps, timeout_s)
+
+
+def test_a_drafter_that_reads_a_long_prompt_is_waited_for() -> None:
+    decoder = Reading(VOCAB, 5)
+    ahead = LaneDrafter(ModelDrafter(decoder, VOCAB), Impatient(decoder), True, deadline_s=NO_DEADLINE_S)
+    target, sampler = TableDecoder(VOCAB, 5), GumbelSampler(SamplingParams())
+    assert text(target, sampler, FixedLength([ahead], 4), 20) == text(target, sampler, Plain(), 20)
+    assert decoder.num_pieces == 3
+    ahead.pause()
+
+
 class Simulated:
     """A pass of the target takes a second, a row more 3 % of it, and a step of the drafter what is said now."""
 
