@@ -102,7 +102,7 @@ def _time_choice(session: Any, target: ModelFolder, device: Device) -> dict[int,
     taken_s = {}
     for num_rows in _CHOICE_ROWS:
         binding, taken_s[num_rows] = session.io_binding(), inf
-        with cuda.GATE.passing():
+        with cuda.GATE:
             rows = new((1, num_rows, target.manifest.vocab_size), np.float32, device.memory, device.memory_index)
             binding.bind_ortvalue_input(names.logits, rows)
             binding.bind_output(names.best, "cpu")
