@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from edgespec.errors import SourceError
 from edgespec.export.decoder_config import DecoderConfig
@@ -46,6 +46,7 @@ from edgespec.text.stored_template import find_tags, join_templates, set_end_tok
 from edgespec.text.tokenizer import open_tokenizer, translate_errors
 
 _MAX_TOKEN_ID = 1 << 22
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
 # Special tokens that only chat templates ask for; the manifest has the others.
 _OTHER_TOKENS = ("unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _GENERATION = "generation_config.json"
@@ -306,11 +307,12 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any], num_rows: int 
     if not path.exists():
         raise SourceError(f"{folder} has no tokenizer.json; convert its tokenizer to the fast form first")
     tokenizer = open_tokenizer(path, SourceError, "fetch it again")
+    settings = read_json(folder / "special_tokens_map.json", needed=False)  # of older folders
+    settings |= read_json(folder / "tokenizer_config.json", needed=False)
+    _add_declared(tokenizer, settings)
     # Writing a tokenizer takes time and memory by its largest id, not by their number.
     if (largest := max(tokenizer.get_vocab().values(), default=0)) > _MAX_TOKEN_ID:
         raise SourceError(f"{path} has a token of id {largest}, at most {_MAX_TOKEN_ID} are read; fetch it again")
-    settings = read_json(folder / "special_tokens_map.json", needed=False)  # of older folders
-    settings |= read_json(folder / "tokenizer_config.json", needed=False)
     named = settings.get("extra_special_tokens")  # of transformers since 4.46, where they have names
     others = {name: _piece(settings.get(name)) for name in _OTHER_TOKENS}
     if isinstance(named, dict):
@@ -349,6 +351,18 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any], num_rows: int 
         ),
         notes=notes,
     )
+
+
+def _add_declared(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> None:
+    """Add the tokens that a tokenizer_config.json has and the tokenizer lacks, where their ids fit."""
+    known = {each.content for each in tokenizer.get_added_tokens_decoder().values()}
+    declared, size, lacking = settings.get("added_tokens_decoder") or {}, tokenizer.get_vocab_size(), []
+    for number, each in sorted(declared.items(), key=lambda entry: int(entry[0])):
+        own = tokenizer.token_to_id(each["content"])
+        if each["content"] not in known and int(number) == (size if own is None else own):
+            size += own is None
+            lacking.append(AddedToken(each["content"], **{flag: each[flag] for flag in _FLAGS if flag in each}))
+    tokenizer.add_tokens(lacking)
 
 
 def _mended(tokenizer: Tokenizer, settings: Mapping[str, Any], template: Any, num_rows: int) -> Tokenizer:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import made_tokenizers
+import numpy as np
 import pytest
 import tiny
 from tokenizers import Tokenizer, models
@@ -254,6 +255,26 @@ def test_added_tokens_behind_the_embedding_are_left_out(tmp_path: Path) -> None:
     found = vocabulary_from_gguf("a", metadata, size)
     assert replace(found, notes=()) == vocabulary_from_gguf("a", tiny.GGUF_TOKENIZER, size)
     assert found.notes == ("leaving out 1 tokens that the embedding has no rows for",)
+
+
+def test_tokens_that_the_settings_alone_declare_are_added_as_transformers_adds_them(tmp_path: Path) -> None:
+    folder = tmp_path / "hf"
+    weights = tiny.random_weights()
+    rows = weights["model.embed_tokens.weight"]
+    tiny.write_huggingface(folder, weights | {"model.embed_tokens.weight": np.concatenate([rows, rows])})
+    contents = {"100": tiny.PIECES[100], tiny.VOCAB: "<|end|>", tiny.VOCAB + 1: "<x>", "9999": "<far>"}
+    declared = {
+        str(token): {"content": content, "special": content != "<x>"} for token, content in contents.items()
+    }
+    settings = {"added_tokens_decoder": declared, "eos_token": "<|end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    found = read_source(folder).vocabulary
+    added = Tokenizer.from_str(found.tokenizer_json).get_added_tokens_decoder()
+    assert {token: each.content for token, each in added.items() if token > 2} == {
+        int(token): content for token, content in contents.items() if content != "<far>"
+    }
+    assert found.eos_token_ids == (2, tiny.VOCAB, 0)
+    assert special_tokens(found.tokenizer_json) == {*tiny.SPECIAL, tiny.PIECES[100], "<|end|>"}
 
 
 def test_of_unigram_and_of_end_tokens_those_behind_the_embedding_are_left_out_too(tmp_path: Path) -> None:
