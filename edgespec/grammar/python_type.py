@@ -20,6 +20,8 @@ from edgespec.system.typed_json import explained
 _PATTERNS = {
     "base64": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
     "decimal": "^-?(0|[1-9][0-9]*)(\\.[0-9]+)?$",
+    # In days, hours, minutes and seconds; a format has months and years too.
+    "duration": "^P(#D|(#D)?T(#[HMS]|#H#[MS]|#M#S|#H#M#S))$".replace("#", "[0-9]{1,6}"),
 }
 _ANY_OF = "which only a JSON schema with anyOf can say"
 # Why msgspec makes no schema of a type, by words of its message; where there are several, the first.

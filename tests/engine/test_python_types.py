@@ -4,7 +4,7 @@ import dataclasses
 import enum
 import json
 from collections.abc import Callable, Iterator
-from datetime import date, datetime, time
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -75,6 +75,7 @@ def is_near(value: Any) -> bool:
         (Decimal, lambda value: isinstance(value, Decimal)),
         (bytes, lambda value: isinstance(value, bytes)),
         (date, lambda value: isinstance(value, date)),
+        (timedelta, lambda value: isinstance(value, timedelta)),
         (Annotated[datetime, Meta(tz=True)], lambda value: value.tzinfo is not None),
         (SCHEMA, is_near),
         (json.dumps(SCHEMA), is_near),
@@ -90,6 +91,7 @@ def is_near(value: Any) -> bool:
         "Decimal",
         "bytes",
         "date",
+        "timedelta",
         "datetime",
         "schema",
         "text",
