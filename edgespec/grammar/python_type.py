@@ -55,7 +55,7 @@ def read_schema(stated: Any) -> Mapping[str, Any] | bool:
         return stated
     try:
         schema = type_schema(stated)
-        _require_zones(stated)
+        _require_formed(stated)
     except Exception as error:  # also names that are not defined
         raise FormatError(
             f"the schema is {reprlib.repr(stated)}, which cannot be written as a JSON schema ({error}); wanted a "
@@ -98,8 +98,8 @@ def typed_value(kind: Any, value: Any) -> Any:
     return kind.model_validate_json(msgspec.json.encode(value))
 
 
-def _require_zones(stated: Any) -> None:
-    """Raises ValueError: A type has times without a zone, for which a JSON schema allows any text."""
+def _require_formed(stated: Any) -> None:
+    """Raises ValueError: A type has times without a zone or keys of a kind, as which a schema takes any text."""
     waiting, seen = [msgspec.inspect.type_info(stated)], set[int]()
     while waiting:
         info = waiting.pop()
@@ -109,6 +109,9 @@ def _require_zones(stated: Any) -> None:
             seen.add(id(info))
             if getattr(info, "tz", True) is not True:
                 raise ValueError("a time in it has no zone: write Annotated[datetime, msgspec.Meta(tz=True)]")
+            key = getattr(info, "key_type", None)
+            if key is not None and not isinstance(key, (msgspec.inspect.StrType, msgspec.inspect.AnyType)):
+                raise ValueError("a dict in it has keys that are no texts: write dict[str, …], or a dataclass")
             waiting.extend(getattr(info, name) for name in info.__struct_fields__)
 
 

@@ -183,6 +183,13 @@ def test_times_without_a_zone_whose_form_no_schema_holds_are_refused(schema: Any
         read_schema(schema)
 
 
+@pytest.mark.parametrize("key", [int, Kind, Literal["a"], date])
+def test_keys_that_are_no_texts_are_refused(key: Any) -> None:
+    for kind in (dict[key, int], list[dict[key, int] | None]):
+        with pytest.raises(FormatError, match=r"keys that are no texts: write dict\[str, …\], or a dataclass"):
+            read_schema(kind)
+
+
 class Mixed(enum.Enum):
     ONE = 1
     TWO = "two"
