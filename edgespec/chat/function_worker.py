@@ -13,6 +13,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from io import TextIOWrapper
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -118,6 +119,9 @@ class _Printed:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it is open as long as the process lives
         for descriptor in (1, 2):
             os.dup2(self._file.fileno(), descriptor)
+        for stream in (sys.stdout, sys.stderr):
+            assert isinstance(stream, TextIOWrapper)
+            stream.reconfigure(encoding="utf-8", errors="replace")  # Windows gives it the code page of the system
 
     def take(self) -> str:
         """The end of what was printed since the last time."""

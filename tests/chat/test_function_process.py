@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,15 @@ def test_what_is_printed_is_told_apart_and_state_lasts(process: ToolProcess) -> 
     assert shouted.text == "null"
     assert shouted.printed.endswith("line 9999\n")
     assert len(shouted.printed) < 3_000
+
+
+def test_functions_print_any_text_on_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose code page is cp1252, as here."""
+    (tmp_path / "tools.py").write_text("def say(text: str) -> None: print(text)\n")
+    monkeypatch.setenv("PYTHONIOENCODING", "cp1252:strict")
+    with closing(open_functions(tmp_path / "tools.py")) as process:
+        result = process.run(call("say", text="→ 世界"))
+    assert (result.text, result.printed) == ("null", "→ 世界\n")
 
 
 @pytest.mark.parametrize(
