@@ -192,7 +192,7 @@ def _read_file(path: Path) -> _Adapter:
     file = read_gguf(path)
     kind = file.metadata.get("adapter.type")
     if file.metadata.get("general.type") != "adapter" or kind != "lora":
-        raise SourceError(f"{path} is no LoRA adapter; give one to --adapter, and its base as SOURCE")
+        raise SourceError(f"{path} is not a LoRA adapter; give one to --adapter, and its base as SOURCE")
     alpha = SourceSettings(path, file.metadata).optional("adapter.lora.alpha")
     changes = {}
     for name, tensor in file.tensors.items():
@@ -206,7 +206,7 @@ def _read_file(path: Path) -> _Adapter:
         elif part == "b":
             _required(path, base, file.tensors.get(f"{base}.lora_a"))
         else:
-            raise SourceError(f"{path} has tensor {name}, which is no part of a LoRA adapter; fetch it again")
+            raise SourceError(f"{path} has tensor {name}, which is not part of a LoRA adapter; fetch it again")
     return _Adapter(path, file.paths, changes, {}, is_gguf=True)
 
 

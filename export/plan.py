@@ -164,8 +164,8 @@ def _require_supported(loaded: LoadedSource, options: ExportOptions) -> None:
     require_layers(options.hidden_layers, config.num_layers + 1)  # the last is the state after the final norm
     if loaded.pooling and form == "npu":
         raise DeviceUnavailable(
-            f"{loaded.source.name} gives vectors of texts, which are made of hidden states, and the npu form "
-            "gives none; use --device cpu or gpu"
+            f"{loaded.source.name} is an embedding model, which needs hidden states, and the npu form has none; "
+            "use --device cpu or gpu"
         )
     _require_layers(loaded.source.name, config, form)
     for i in kept or ():

@@ -35,7 +35,7 @@ def pooling_of_folder(folder: Path, settings: Mapping[str, Any], *, add_bos: boo
         return None
     modules = _read(path)
     if not isinstance(modules, list) or not all(isinstance(each, dict) for each in modules):
-        raise SourceError(f"{path} is no list of modules; fetch it again")
+        raise SourceError(f"{path} is not a list of modules; fetch it again")
     names = [str(each.get("type")).rpartition(".")[2] for each in modules]
     if unknown := [name for name in names if name not in _KNOWN]:
         raise SourceError(

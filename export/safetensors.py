@@ -143,7 +143,7 @@ def _read_header(path: Path, whole_bytes: int | None) -> list[StoredTensor | Sto
     """whole_bytes: The size of the file where only its start is here."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):  # opening a pipe waits until somebody writes
-        raise SourceError(f"{path} is no regular file; fetch it again")
+        raise SourceError(f"{path} is not a regular file; fetch it again")
     require_no_pointer(path)
     size = found.st_size if whole_bytes is None else whole_bytes
     with path.open("rb") as file:

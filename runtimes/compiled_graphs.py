@@ -110,7 +110,7 @@ def find_damage(folder: Path) -> str | None:
         return f"{RECORD} cannot be read: {error}"
     for name, wanted in record.files.items():
         if Path(name).name != name:
-            return f"{RECORD} names {name!r}, which is no file of its own folder"
+            return f"{RECORD} names {name!r}, which is not a file of its own folder"
         try:
             found = file_record(folder / name)
         except OSError as error:

@@ -86,9 +86,9 @@ def _read(path: Path) -> Any:
     try:
         model.ParseFromString(path.read_bytes())
     except DecodeError as error:
-        raise ManifestError(f"{path} is no ONNX graph, or is cut short ({error}); {_FIX}") from None
+        raise ManifestError(f"{path} is not an ONNX graph, or is cut short ({error}); {_FIX}") from None
     if not model.graph.node:
-        raise ManifestError(f"{path} is no ONNX graph: it has no nodes; {_FIX}")
+        raise ManifestError(f"{path} is not an ONNX graph: it has no nodes; {_FIX}")
     return model
 
 
@@ -206,7 +206,7 @@ def _check_file(folder: Path, name: str, what: str) -> int:
     if not inside:
         raise IntegrityError(f"{path} is a link out of its folder; copy the file there instead")
     if not is_plain:
-        raise IntegrityError(f"{path} is no plain file; {_FIX}")
+        raise IntegrityError(f"{path} is not a regular file; {_FIX}")
     if state.st_nlink > 1:
         raise IntegrityError(f"{path} is known under {state.st_nlink} names (hard links); copy the file instead")
     if is_pointer(path):

@@ -122,7 +122,7 @@ def _require_static(graph: Path, manifest: Manifest, device: Device, session: An
     shapes, kv = {value.name: tuple(value.shape) for value in session.get_inputs()}, manifest.kv_cache
     if not {"input_ids", "position_ids"} < set(shapes):
         raise ManifestError(
-            f"{graph} takes {', '.join(sorted(shapes)[:4])}, which is no static form; export it again"
+            f"{graph} takes {', '.join(sorted(shapes)[:4])}, which is not a static form; export it again"
         )
     wanted = (kv.num_kv_heads, manifest.context_length, kv.head_dim)
     pasts = {past for past, _ in manifest.cache_names}

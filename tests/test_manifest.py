@@ -156,11 +156,11 @@ def test_file_that_is_no_file_or_may_not_be_read_is_refused(folder: Path) -> Non
     edit(folder, files=files)
     (folder / "tokenizer.json").unlink()
     os.mkfifo(folder / "tokenizer.json")
-    with pytest.raises(ManifestError, match="no regular file"):
+    with pytest.raises(ManifestError, match="not a regular file"):
         read_manifest(folder)
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.json").mkdir()
-    with pytest.raises(ManifestError, match="no regular file"):
+    with pytest.raises(ManifestError, match="not a regular file"):
         read_manifest(folder)
 
 

@@ -40,7 +40,7 @@ def test_a_pulled_model_is_listed_loaded_by_its_name_renamed_and_removed(
         assert engine.manifest.name == "mine"
     assert models.pull(tiny_gguf, name="mine").name == "mine", "it is there already"
     assert models.rename("mine", "mine").name == "mine"
-    with pytest.raises(UsageError, match="'suffix' is a word of drafter=, which could not mean this model"):
+    with pytest.raises(UsageError, match="'suffix' has a meaning for drafter=; give another name"):
         models.rename("mine", "suffix")
     renamed = models.pull(tiny_gguf, name="yours", report=lines.append)
     assert lines[-1] == "mine has the name yours now; mine still finds it"

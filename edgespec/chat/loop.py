@@ -74,7 +74,7 @@ def _report_cut_json(reply: Reply) -> int:
             json.loads(done.answer)
         return 0
     reason = format_stop(done.finish_reason, is_once=True) or "a stop string (--stop) ended it"
-    warn(f"the answer is no whole JSON: {reason}")
+    warn(f"the answer is not complete JSON: {reason}")
     return EdgeSpecError.exit_code
 
 

@@ -83,13 +83,13 @@ def _measure(options: argparse.Namespace, open_peers: OpenPeers) -> "BenchDocume
     _require_other_drafters(options)
     sampling = edgespec.SamplingParams(temperature=options.temperature)
     if options.drafter == "none":
-        info("--drafter none drafts nothing, so plain decoding is measured against itself")
+        info("--drafter none drafts nothing, so plain decoding is compared with itself")
     read = [prompt for path in options.prompts or () for prompt in read_prompts(path, options.per_category)]
     prompts = read or own_prompts(options.per_category)
     journal = _open_journal(options, prompts)
     places = [(number, i) for number in range(options.rounds) for i in range(len(prompts))]
     if journal and all(journal.is_done(*place) for place in places):
-        info(f"{options.resume} holds every answer; nothing is measured")
+        info(f"{options.resume} has every answer already; nothing is measured")
         return journal.document()
     with (
         load_engine(options) as engine,
@@ -118,8 +118,8 @@ def _open_plain(options: argparse.Namespace) -> Iterator["edgespec.Engine | None
         engine = load_engine(options, drafter="none", draft_length="auto", schedule="auto")
     except MemoryExhausted as error:
         info(
-            f"plain decoding shares the session of speculation, whose settings may be slower for it: {error}; "
-            "close other programs for a session of its own"
+            "there is no memory for a second session, so plain decoding is measured in that of drafting, which "
+            f"may be slower: {error}; close other programs"
         )
         yield None
         return
@@ -129,10 +129,10 @@ def _open_plain(options: argparse.Namespace) -> Iterator["edgespec.Engine | None
 
 def _require_other_drafters(options: argparse.Namespace) -> None:
     """Raises UsageError: --compare names what is measured anyway."""
-    measured = {"none": "plain decoding is part of every run", options.drafter: "--drafter has it already"}
+    measured = {"none": "plain decoding is part of every run", options.drafter: "--drafter names it already"}
     for drafter in options.compare:
         if drafter in measured:
-            raise UsageError(f"--compare names '{drafter}', and {measured[drafter]}; leave it out there")
+            raise UsageError(f"--compare names '{drafter}', but {measured[drafter]}; leave it out")
         measured[drafter] = "--compare has it twice"
 
 

@@ -117,7 +117,7 @@ def _chat(options: argparse.Namespace) -> int:
 def _require_usable(options: argparse.Namespace) -> None:
     """Raises UsageError: An option has a value that it cannot have, or its file is not to be written over."""
     if "" in options.stop:
-        raise UsageError("--stop is empty; give the text before which an answer is to end")
+        raise UsageError("--stop is empty; give the text that ends an answer")
     if options.allow and not (options.tools or options.mcp):
         raise UsageError(
             f"--allow {options.allow[0]} has no tools to allow; give --tools FILE.py or --mcp COMMAND"
@@ -125,7 +125,7 @@ def _require_usable(options: argparse.Namespace) -> None:
     for flag, path in (("--log-rounds", options.log_rounds), ("--trace", options.trace)):
         if path and not options.overwrite and has_content(path):
             raise UsageError(
-                f"{flag} {path}: the file is there already and stays as it is; name another, or give --overwrite"
+                f"{flag} {path}: the file exists and is not replaced; name another one, or give --overwrite"
             )
 
 
@@ -154,7 +154,7 @@ def _answer(session: "ChatSession", prompt: str, options: argparse.Namespace) ->
     if sys.stdin.isatty() and sys.stderr.isatty() and not reads_prompt:
         session.permit = partial(ask_at_terminal, show=session.info)
     if options.prompt and not reads_prompt and has_unread_data(sys.stdin):
-        info("stdin is not read, as --prompt is given; to answer both, add --prompt -")
+        info("stdin is not read because --prompt is given; to use both, add --prompt -")
     try:
         return answer_once(session, prompt, as_json=options.json)
     except FormatError as error:
@@ -185,7 +185,7 @@ def _load(options: argparse.Namespace) -> "edgespec.Engine":
         is_word = options.model.isalpha() and f"no model '{options.model}':" in str(error)
         if not is_word or options.named_model or options.words or options.prompt:
             raise
-        raise ModelError(f"{error}; to ask the default model: edgespec chat -p {options.model}") from None
+        raise ModelError(f"{error}; to send it to the default model: edgespec chat -p {options.model}") from None
 
 
 def _uses_answer_cache(options: argparse.Namespace) -> bool:

@@ -50,7 +50,7 @@ def read_prompt(options: argparse.Namespace) -> str | None:
         return None
     prompt = "\n\n".join(_read_pipe(options) if part == "-" else decode_argument(part) for part in parts)
     if not prompt.strip():
-        info("the prompt is empty; what the model writes answers nothing")
+        info("the prompt is empty, so the answer is to nothing")
     return prompt
 
 
@@ -63,13 +63,13 @@ def _read_pipe(options: argparse.Namespace) -> str:
         is_prompt = word.isalpha() and not options.named_model and not os.path.exists(word)
         is_prompt = is_prompt and not any(each.startswith(word) for each in known)
         advice = f"; if '{word}' is your prompt: edgespec chat -p {word}" if is_prompt else ""
-        came = "white space alone came on stdin" if text else "nothing came on stdin"
+        came = "only white space came on stdin" if text else "nothing came on stdin"
         if _is_stdin_a_pipe():
             came += ". The command before the pipe wrote nothing, or failed"
         elif not word.strip():
-            came, advice = f"the words given are white space alone, and {came}", ""
+            came, advice = f"the prompt is only white space, and {came}", ""
         else:
-            came += "; give one with --prompt, or run it in a terminal to talk"
+            came += "; give one with --prompt, or run it in a terminal for a chat"
         raise UsageError(f"the prompt is empty: {came}{advice}")
     return text.removesuffix("\n")
 

@@ -105,7 +105,7 @@ def _tell_of(problems: list[str]) -> int:
     for problem in problems:
         warn(problem)
     if problems:
-        info("such lines have no effect here, and end other commands: edgespec config edit opens the file")
+        info("other commands stop at such lines; edgespec config edit opens the file")
     return UsageError.exit_code if problems else 0
 
 
@@ -161,5 +161,5 @@ def _edit(options: argparse.Namespace) -> int:
 def _reset(options: argparse.Namespace) -> None:
     path = config_path()
     kept = reset_file(path)
-    text = f"every option has its default; what was set is in {kept}" if kept else f"there is no {path}"
+    text = f"all options have their defaults; the old settings are in {kept}" if kept else f"there is no {path}"
     print_result(options, {"path": str(path), "kept": str(kept) if kept else None}, text)

@@ -42,23 +42,23 @@ def require_consistent(options: Options, origins: Mapping[str, str]) -> None:
     if value("exact") and value("temperature"):
         refuse("exact", "temperature", "--exact covers greedy text only")
     if value("deterministic") and rejects and value("draft_length") == "auto":
-        why = "what rejection keeps of sampled text depends on the drafts"
-        way = "add --draft-length 4, with which a seed gives the same text again for the same drafter"
+        why = "with rejection, sampled text depends on the drafts"
+        way = "add --draft-length 4: then a seed gives the same text again with the same drafter"
         refuse("deterministic", "acceptance", why, f"leave out one of them, or {way}")
     if learns and rejects:
-        why = "learning changes what a head drafts, and what rejection keeps of a sample depends on drafts"
+        why = "learning changes what a head drafts, and with rejection sampled text depends on drafts"
         refuse("learn", "acceptance", why)
     if learns and value("no_history"):
-        refuse("learn", "no-history", "--no-history saves nothing of what is said, and learning does")
+        refuse("learn", "no-history", "--no-history saves nothing, and learning saves something")
     if value("keep_prefix") and value("no_history") and is_given(options, "keep-prefix"):
-        why = "--no-history saves nothing, and --keep-prefix keeps what the model has read"
+        why = "--no-history saves nothing, and --keep-prefix saves the KV cache"
         refuse("keep-prefix", "no-history", why)
     if learns and has_no_model():
-        refuse("learn", "drafter", "a drafting head learns, and this drafter is none")
+        refuse("learn", "drafter", "only a drafting head learns, and this drafter is not one")
     if value("both_modes") and value("deterministic") is False:
         refuse("both-modes", "no-deterministic", "--both-modes measures deterministic mode too")
     if value("schedule") not in (None, "auto") and is_given(options, "schedule") and has_no_model():
-        why = "a schedule says when a drafter model works, and this drafter is none"
+        why = "a schedule is for a drafter model, and this drafter is not one"
         refuse("schedule", "drafter", why, "name a model with --drafter, or leave out --schedule")
     has_length = value("draft_length") not in (None, "auto", "0", 0) and is_given(options, "draft-length")
     if has_length and value("drafter") == "none":
@@ -73,8 +73,8 @@ def remarks(options: Options) -> Iterator[str]:
     """Lines on pairs of options of which one means less than it does alone."""
     if getattr(options, "deterministic", None) and options.acceptance == "rejection":
         yield (
-            "with --acceptance rejection, --deterministic repeats sampled text for the same seed, drafter and "
-            "draft length alone; for one text with any drafter leave out --acceptance rejection"
+            "with --acceptance rejection, --deterministic repeats sampled text only for the same seed, drafter "
+            "and draft length; for the same text with any drafter leave out --acceptance rejection"
         )
 
 

@@ -99,12 +99,12 @@ def format_memory(memory: Mapping[str, Any]) -> str:
     sign = f" ({memory['pressure_sign']})" if memory["pressure_sign"] else ""
     effect = {
         "none": "",
-        "some": "; no drafter model is opened meanwhile",
-        "high": "; drafter models are closed meanwhile",
+        "some": "; no drafter model is opened until it ends",
+        "high": "; drafter models are closed until it ends",
     }[memory["pressure"]]
     return (
-        f"edgespec may take {free} within {memory['bound']}; {reserve} stay free when a drafter model is "
-        f"opened; memory pressure: {memory['pressure']}{sign}{effect}"
+        f"edgespec may take {free} within {memory['bound']}; {reserve} are kept free beside drafter models; "
+        f"memory pressure: {memory['pressure']}{sign}{effect}"
     )
 
 
@@ -132,7 +132,7 @@ def _why_skipped(options: argparse.Namespace, document: Mapping[str, Any]) -> st
     if options.no_self_test:
         return "--no-self-test was given"
     if document["onnxruntime"]["problem"]:
-        return "without ONNX Runtime no model runs"
+        return "no model runs without ONNX Runtime"
     if not document["home"]:
         return "the configuration is invalid; correct what its line above names"
     model = options.model or DEFAULT_MODEL
@@ -155,9 +155,9 @@ def _format_self_test(found: Mapping[str, Any]) -> str:
 
 def _format_promise(found: Mapping[str, Any]) -> str:
     if found["deterministic"]:
-        return "exact: on this machine its text is the same whatever drafts"
+        return "exact: on this machine its text is the same with any drafter"
     return (
-        f"its text can depend on what drafts where two tokens are nearly tied ({found['num_differences']} tokens "
+        f"its text can depend on the drafter where two tokens are nearly tied ({found['num_differences']} tokens "
         "here); --exact rules that out for greedy text"
     )
 
@@ -193,7 +193,7 @@ def _compare(options: argparse.Namespace, texts: Sequence[str], mode: str) -> di
             return {mode: {"holds": False, "tokens": 0, "differences": []}}
         fitting = _encode_fitting(engine, texts)
         if not fitting:
-            raise UsageError("every prompt was skipped; give some that fit the context of this model")
+            raise UsageError("every prompt was skipped; give prompts that fit the context of this model")
         prompts = f"{len(fitting)} prompt{'s' * (len(fitting) != 1)}"
         info(f"{_MODES[mode]}: comparing the text of {prompts} with and without drafts")
         found = compare(
@@ -258,7 +258,7 @@ def _exactness_lines(document: Mapping[str, Any]) -> Iterator[str]:
     for mode in _MODES:
         compared = document[mode]
         if mode == "deterministic" and not compared["holds"]:
-            yield f"{_MODES[mode]}: off by default for this model on this device: it does not hold, or costs much"
+            yield f"{_MODES[mode]}: off by default for this model on this device: it does not hold, or is slow"
             continue
         yield f"{_MODES[mode]}: {compared['tokens']} tokens compared, {len(compared['differences'])} differ"
         yield from map(_format_difference, compared["differences"])
@@ -267,7 +267,7 @@ def _exactness_lines(document: Mapping[str, Any]) -> Iterator[str]:
     elif any(document[mode]["differences"] for mode in _MODES):
         yield "exact: tokens differ only where two are as good as tied: by less than the cut into passes changes"
     else:
-        yield "exact: drafts changed nothing of the text"
+        yield "exact: drafts did not change the text"
 
 
 def _format_difference(difference: Mapping[str, Any]) -> str:

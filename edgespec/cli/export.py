@@ -27,7 +27,7 @@ from edgespec.system.units import format_bytes
 if TYPE_CHECKING:
     from edgespec.export.convert import MeasureRanges, OpenDecoder
 
-_UNKNOWN = "the pair is exported; whether its drafter pays is unknown until it is measured on its devices"
+_UNKNOWN = "the pair is exported; measure it on its devices to see whether its drafter saves time"
 
 
 def add_export(parser: CommandParser) -> None:
@@ -69,7 +69,7 @@ def _export(options: argparse.Namespace) -> int:
     if options.output is not None:
         require_absent(options.output)  # before anything is downloaded
     elif options.add_to is None and not options.dry_run:
-        raise UsageError("nothing says where to write the model; give --name NAME or --output DIR")
+        raise UsageError("no place to write the model is given; give --name NAME or --output DIR")
     if options.dry_run:
         return print_plan(options, is_checked=_decoder_for_check(options) is not None)
     if options.add_to is not None:
@@ -125,7 +125,7 @@ def _export_pair(options: argparse.Namespace) -> None:
         home.note_export(half.source, is_checked=decoder is not None)
     home.settle_downloads(keep=options.keep_download)
     print_result(options, check and asdict(check), *([check.in_words()] if check else [_UNKNOWN]))
-    rest = "" if check is None or check.pays else ", which drafts with it only where that saves time"
+    rest = "" if check is None or check.pays else ", which uses the drafter only where that saves time"
     info(f"use it with: edgespec chat {quote(options.name or options.output)}{named_devices(options)}{rest}")
 
 

@@ -41,7 +41,7 @@ def require_compatible(options: argparse.Namespace) -> None:
             raise UsageError(f"the {name} is empty; give a .gguf file, a folder with safetensors or a hub id")
     if options.drafter == "none" and not Path("none").exists():
         what = "leave --drafter out" if options.add_to is None else "name the source of the pair's drafter"
-        raise UsageError(f"--drafter none is no pair; {what}")
+        raise UsageError(f"--drafter none is not a pair; {what}")
     trimming(options).require_valid()  # before anything is downloaded
     require_context(options.context_length)
     other = f"--exporter {options.exporter}" if options.exporter != "native" else "--drafter" if is_pair else None

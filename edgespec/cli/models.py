@@ -50,20 +50,20 @@ def _list(options: argparse.Namespace) -> None:
     head = ["CAN BE PULLED", "DOWNLOAD", "MEMORY", "PRECISION", "DRAFTER", "LICENCE", "TESTED"]
     width = terminal_width(sys.stdout)
     others = [*map(_catalog_row, (each for each in catalogue if each.name not in known))]
-    lines = [f"edgespec models list --all names the {len(others)} models that can be pulled"]
+    lines = [f"edgespec models list --all lists the {len(others)} models that can be pulled"]
     if options.all:
         lines = table(width, [], head, *others)
     head = ["TO BEGIN WITH", "ON", "MEMORY", "WHY", "DRAFTER"]
     advised = sorted((each for each in catalogue if each.machine_gb), key=lambda each: each.machine_gb)
     lines = [*table(width, [], head, *map(_advice_row, advised)), "", *lines]
     if of_ollama := [f"ollama:{name}" for name in edgespec.pulled_names()]:
-        lines = [f"models of ollama, which are used where they lie: {', '.join(of_ollama)}", "", *lines]
+        lines = [f"models of ollama, which can be used from there: {', '.join(of_ollama)}", "", *lines]
     if downloads:
         head = ["DOWNLOADED", "SIZE", "STATE"]
         note = "edgespec models prune deletes these downloads; prepared models do not need them"
         lines = [*table(width, [], head, *map(_download_row, downloads)), note, "", *lines]
     if presets := model_home().presets.names():
-        lines = [f"presets, which edgespec preset ls describes: {', '.join(presets)}", "", *lines]
+        lines = [f"presets (edgespec preset ls): {', '.join(presets)}", "", *lines]
     if found:
         head = ["PREPARED", "SIZE", "MEMORY", "FORM", "PRECISION", "LAST USED", "CHECK", "FROM"]
         below = [
@@ -185,7 +185,7 @@ def _rename(options: argparse.Namespace) -> None:
     if options.name == options.model:
         info(f"{options.name} has that name already; nothing was changed")
     elif presets:
-        info(f"presets that are of {options.name} now: {', '.join(presets)}")
+        info(f"presets that use {options.name} now: {', '.join(presets)}")
     print_result(options, {"path": folder}, folder)
 
 
@@ -237,7 +237,7 @@ def _may_remove(inventory: "edgespec.Inventory", model: str) -> bool:
     if not (presets := ", ".join(each.name for each in inventory.presets_of(model))):
         return True
     way = inventory.home.advice.way_to(model)
-    info(f"presets of {model}, which need it: {presets}" + (f"; to have it again: {way}" if way else ""))
+    info(f"presets of {model}, which need it: {presets}" + (f"; to get it back: {way}" if way else ""))
     show = partial(print, end="", file=sys.stderr, flush=True)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         info(f"{model} stays; to remove it without being asked: edgespec models remove {quote(model)} --yes")
@@ -254,7 +254,7 @@ def _prune(options: argparse.Namespace) -> int:
     downloads, num_bytes = edgespec.Inventory(home).prune(is_dry=options.dry_run)
     verb = "would delete" if options.dry_run else "deleted"
     lines = [f"{verb} {each.source} ({format_bytes(each.bytes)})" for each in downloads]
-    lines += [f"{verb} what killed exports left ({format_bytes(num_bytes)})"] if num_bytes else []
+    lines += [f"{verb} the remains of killed exports ({format_bytes(num_bytes)})"] if num_bytes else []
     deleted = "would_delete" if options.dry_run else "deleted"
     document = {deleted: [asdict(each) for each in downloads], "export_bytes": num_bytes}
     if lines or not num_before or options.json:

@@ -46,8 +46,8 @@ def _create(options: argparse.Namespace) -> None:
         edgespec.Inventory(home).require_free(name)
         if (now := home.current_name(name)) != name:
             raise UsageError(
-                f"'{name}' is a former name of the model '{now}', by which chats and settings still find it; "
-                "give another name"
+                f"'{name}' is an earlier name of the model '{now}', which chats and settings may still use; give "
+                "another name"
             )
     preset = _stated(options, presets)
     _require_model_file(edgespec.split_precision(preset.model)[0])
@@ -61,13 +61,13 @@ def _create(options: argparse.Namespace) -> None:
         )
     if loading := [option for option in preset.options if option in LOAD_PARAMETERS]:
         info(
-            f"{name} sets {', '.join(loading)}, so a server loads a copy of its model for it alone. It keeps the "
-            "copy beside the model itself with --max-models 2; else it closes one to load the other"
+            f"{name} sets {', '.join(loading)}, so a server loads a separate copy of the model for it. With "
+            "--max-models 2 it keeps both loaded; otherwise it unloads one to load the other"
         )
     if preset.tools:
         info(
-            f"its tools hold in edgespec chat {name}; in Python give tools=, and to a server --mcp, or tools with "
-            "each request"
+            f"its tools work in edgespec chat {name} only; in Python give tools=, and to a server --mcp, or "
+            "tools with each request"
         )
     print_result(options, {"name": name, "path": str(path), **preset.document()}, path)
 
@@ -79,7 +79,7 @@ def _require_model_file(model: str) -> None:
     with explain_unreadable(Path(model), "a .gguf file"), open(model, "rb") as file:
         is_gguf = file.read(4) == b"GGUF"
     if not is_gguf:
-        raise UsageError(f"{model} is no model; name one, or a .gguf file. A Modelfile is given with --file")
+        raise UsageError(f"{model} is not a model; name one, or a .gguf file. A Modelfile is given with --file")
 
 
 def _stated(options: argparse.Namespace, presets: PresetFolder) -> Preset:

@@ -20,8 +20,8 @@ def loaded_models(host: str, port: int, key: str | None) -> tuple[str, list[dict
     """
     if key and not (key.isascii() and key.isprintable()):
         raise UsageError(
-            "--api-key or EDGESPEC_API_KEY has a character that no header of HTTP can hold; give the key of the "
-            "server"
+            "--api-key or EDGESPEC_API_KEY has a character that an HTTP header cannot contain; give the key of "
+            "the server"
         )
     name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host).strip("[]")
     url = f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
@@ -34,7 +34,7 @@ def loaded_models(host: str, port: int, key: str | None) -> tuple[str, list[dict
         return url, found
     except (URLError, OSError, HTTPException, ValueError, KeyError, TypeError) as error:
         if isinstance(error, HTTPError) and error.code == 401:
-            wrong = "refuses the api-key that is set" if key else "wants a key"
+            wrong = "refuses the API key" if key else "wants a key"
             raise EdgeSpecError(f"the server at {url} {wrong}; give the key in EDGESPEC_API_KEY") from None
         why = getattr(error, "reason", error)
         why = one_line(str(getattr(why, "strerror", None) or why))

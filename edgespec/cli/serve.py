@@ -84,8 +84,8 @@ def _serve(options: argparse.Namespace) -> int:
             served = names.names()
             print_result(options, {"url": url, "models": served}, url)
             sys.stdout.flush()  # a program may wait for it
-            page = "" if options.no_web else f"; a page to chat at {url.removesuffix('/v1')}"
-            info(f"serving {', '.join(served) or 'no model: none is ready'}{page}; Ctrl-C ends the server")
+            page = "" if options.no_web else f"; chat page at {url.removesuffix('/v1')}"
+            info(f"serving {', '.join(served) or 'no model: none is prepared'}{page}; Ctrl-C ends the server")
             _tell_of_unusable(names)
 
         app = make_app(services, options.host, options.api_key, origins, has_page=not options.no_web)
@@ -101,12 +101,12 @@ def _tell_of_unusable(names: "ModelNames") -> None:
     for name in home.presets.names():
         if name in later:
             way = home.advice.way_to(home.presets.read(name).model)
-            info(f"the model of the preset '{name}' is prepared when a client first asks for it; now by: {way}")
+            info(f"the model of the preset '{name}' is prepared at its first request; to prepare it now: {way}")
         elif problem := preset_problem(home, name):
             what = f"the preset '{name}'"
             info(f"{what} cannot be used: {problem.removeprefix(f'{what}: ')}")
         elif tools := home.presets.read(name).tools:
-            info(f"the preset '{name}' is served without its tools ({tools}), which edgespec chat alone takes")
+            info(f"the preset '{name}' is served without its tools ({tools}), which only edgespec chat runs")
 
 
 def require_servable(options: argparse.Namespace) -> None:

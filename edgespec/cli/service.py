@@ -58,7 +58,7 @@ def _install(options: argparse.Namespace) -> None:
     manager = _find()
     require_servable(options)
     if options.port == 0:
-        raise UsageError("--port 0 is another port after each start; name one, or leave it out for 8080")
+        raise UsageError("--port 0 takes another port at each start; give a port, or leave it out for 8080")
     content = manager.describe(_words(options), _variables(manager))
     commands = [join_words(command) for command in (*manager.reset, *manager.install)]
     if options.dry_run:
@@ -89,9 +89,9 @@ def _install(options: argparse.Namespace) -> None:
         _try(*manager.forget)
         raise
     print_result(options, {"path": str(manager.path), "url": url}, url)
-    info(f"installed {manager.path}; edgespec service status says whether it runs, edgespec service logs why not")
+    info(f"installed {manager.path}; edgespec service status tells whether it runs, edgespec service logs why not")
     if manager.name == "systemd" and not Path("/var/lib/systemd/linger", _user()).exists():
-        info(f"it ends when you log out; to have it run always: loginctl enable-linger {_user()}")
+        info(f"it ends when you log out; to keep it running: loginctl enable-linger {_user()}")
 
 
 def _words(options: argparse.Namespace) -> "Command":
@@ -133,7 +133,7 @@ def _variables(manager: "ServiceManager") -> dict[str, str]:
     if found.get("EDGESPEC_DRAFTER"):
         found["EDGESPEC_DRAFTER"] = checked_name("drafter", found["EDGESPEC_DRAFTER"])
     if found and manager.name == "the Task Scheduler":
-        info(f"a task has the variables of your account alone; set these with setx: {', '.join(found)}")
+        info(f"a task sees only the variables of your account; set these with setx: {', '.join(found)}")
     return found
 
 
@@ -176,7 +176,7 @@ def _status(options: argparse.Namespace) -> int:
 def _logs(options: argparse.Namespace) -> int:
     require_positive(options, "lines")
     if options.json:
-        raise UsageError("the log is text as the server wrote it, and no JSON; leave out --json")
+        raise UsageError("the log is plain text, not JSON; leave out --json")
     command = _installed().logs(options.lines, options.follow)
     try:
         # Not to file 1, which is stderr here: native libraries print to it.
@@ -260,8 +260,8 @@ def _call(command: "Command") -> "subprocess.CompletedProcess[str]":
         )
     except FileNotFoundError:
         raise EdgeSpecError(
-            f"{command[0]} is not there, by which edgespec has this system run the server; have what starts "
-            "programs on this machine run `edgespec serve`"
+            f"{command[0]} is not there, which a service needs; have this machine start `edgespec serve` in "
+            "another way"
         ) from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EdgeSpecError(f"{join_words(command)} failed: {error}") from None

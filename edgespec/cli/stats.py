@@ -10,7 +10,7 @@ from edgespec import UsageError
 from edgespec.cli.arguments import model_home, print_result
 from edgespec.cli.table import table
 
-_COUNTED = "answers of chat and serve are, and those of programs that call load(…, usage=True)"
+_COUNTED = "answers of chat and serve are counted, and those of programs that call load(…, usage=True)"
 _PERIOD = re.compile(r"(\d{1,5})([dw])")
 
 
@@ -34,7 +34,7 @@ def _first_day(text: str) -> date:
             first = date.fromisoformat(text)
     except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(
-            f"'{text}' is no day; wanted 7d, 4w or a date such as 2026-11-30"
+            f"'{text}' is not a day; wanted 7d, 4w or a date such as 2026-11-30"
         ) from None
     if first > date.today():
         raise argparse.ArgumentTypeError(f"'{text}' begins after today; today alone is 1d")
@@ -68,7 +68,7 @@ def _lines(counts: "dict[edgespec.UsageKey, edgespec.Usage]", total: "edgespec.U
     first = min(key.day for key in counts)
     lines = [
         f"{total.tokens:,} tokens in {total.answers:,} answer{'s' * (total.answers != 1)} since {since or first}; "
-        f"drafts had {_share(total)} of the tokens right",
+        f"{_share(total)} of them drafted correctly",
         _saved_line(total),
     ]
     for name in ("model", "device", "day"):
@@ -88,7 +88,7 @@ def _row(name: str, usage: "edgespec.Usage") -> list[str]:
 
 def _saved_line(total: "edgespec.Usage") -> str:
     if not total.measured:
-        return "the time that drafting saved was not measured in them"
+        return "the time that drafting saved is not known"
     plain_s = total.decode_s + total.saved_s
     saved = f"drafting saved about {_duration(total.saved_s)} of {_duration(plain_s)}"
     if round(total.saved_s, 1) < 0:

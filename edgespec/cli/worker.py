@@ -70,11 +70,11 @@ class WorkerDeath:
     def message(self) -> str:
         if self.cause == "memory":
             return (
-                "out of memory: the system killed the worker; close other programs, use a smaller model, "
-                "or bound what is held with --memory"
+                "out of memory: the system killed the worker; close other programs, use a smaller model, or set "
+                "a limit with --memory"
             )
         if self.cause == "killed":
-            return f"the worker was killed ({self.name}), by somebody or by the system"
+            return f"the worker was killed ({self.name}) by a user or the system"
         meaning = signal.strsignal(self.number) if self.number else None
         how = f"{self.name}, {meaning.lower()}" if meaning else self.name
         if frame := _FRAME.search(self.written):
@@ -82,7 +82,7 @@ class WorkerDeath:
         if self.name in _LOST_PAGES:
             return (
                 f"the worker crashed ({how}): most likely a file that it reads as memory was cut short, or its "
-                "disk fails; edgespec models verify MODEL says whether it is the model's weights"
+                "disk fails; edgespec models verify MODEL checks the model's weights"
             )
         return f"the worker crashed ({how}): a defect of native code, such as a provider's"
 

@@ -228,7 +228,7 @@ def _toml_errors(path: Path) -> Iterator[None]:
         yield
     except (ValueError, RecursionError) as error:  # a plain ValueError for a number of thousands of digits
         raise UsageError(
-            f"{path} is no TOML: {error}; correct that line (edgespec config edit), or start "
+            f"{path} is not TOML: {error}; correct that line (edgespec config edit), or start "
             "over (edgespec config reset)"
         ) from None
 

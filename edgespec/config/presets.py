@@ -215,9 +215,9 @@ def parse_preset(name: str, stated: Mapping[str, Any], where: str) -> Preset:
 def _require_json(schema: str | None, where: str) -> str | None:
     try:
         if schema is not None and not isinstance(json.loads(schema), dict):
-            raise ValueError("it is no object")
+            raise ValueError("it is not an object")
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where}: schema is no JSON schema ({error}); give one as text") from None
+        raise UsageError(f"{where}: schema is not a JSON schema ({error}); give one as text") from None
     return schema
 
 
@@ -282,7 +282,7 @@ def read_modelfile(
                 notes.append(f"{where}: {name} has no effect")
             case _:
                 raise UsageError(
-                    f"{where}: '{name[:40]}' is no instruction; known are FROM, SYSTEM, PARAMETER and MESSAGE"
+                    f"{where}: '{name[:40]}' is not an instruction; known are FROM, SYSTEM, PARAMETER and MESSAGE"
                 )
     return found, notes
 

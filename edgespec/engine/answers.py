@@ -172,7 +172,7 @@ class Completion:
         try:
             return read_value(kind, self.answer)
         except ValueError as error:
-            wanted = "no JSON" if kind is None else "not what was asked for"
+            wanted = "not JSON" if kind is None else "not what was asked for"
             raise ValueError(
                 f"the answer, which ended with the finish reason {self.finish_reason}, is {wanted}: {error}"
             ) from None

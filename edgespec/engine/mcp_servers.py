@@ -185,7 +185,7 @@ def _read(given: str | Path) -> dict[str, McpServer]:
     try:
         words = split_words(text)
     except ValueError as error:
-        raise UsageError(f"the MCP server '{one_line(text, 80)}' is no command ({error})") from None
+        raise UsageError(f"the MCP server '{one_line(text, 80)}' is not a command ({error})") from None
     if not words:
         raise UsageError("the command of an MCP server is empty; give one, such as: uvx mcp-server-time")
     return {Path(words[0]).stem: McpServer(words[0], tuple(words[1:]))}

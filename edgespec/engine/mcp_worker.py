@@ -231,7 +231,7 @@ async def _call(place: _Place | None, asked: Mapping[str, str], most_s: float) -
     try:
         arguments = json.loads(asked["arguments"])
         if not isinstance(arguments, dict):
-            raise ValueError("the arguments are no JSON object")
+            raise ValueError("the arguments are not a JSON object")
         result = await place.client.call_tool(place.name, arguments, read_timeout_seconds=most_s)
     except (Exception, asyncio.CancelledError) as error:  # an HTTP server that is gone cancels the task
         code = getattr(error, "code", None)
@@ -263,7 +263,7 @@ def _text_of(result: Any) -> str:
     parts = []
     for part in result.content:
         text = getattr(getattr(part, "resource", part), "text", None)
-        parts.append(text if isinstance(text, str) else f"({part.type}, which is no text, is left out)")
+        parts.append(text if isinstance(text, str) else f"({part.type}, which is not text, is left out)")
     if not parts and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
     return "\n".join(parts)

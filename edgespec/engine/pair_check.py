@@ -63,7 +63,7 @@ def check_pair(
     pair = restore_pair(Path(target), report) if drafter is None else None
     if drafter is None and pair is None:
         raise ModelError(
-            f"{target} is no pair folder; name a drafter too, or export a pair with edgespec export --drafter"
+            f"{target} is not a pair folder; name a drafter too, or export a pair with edgespec export --drafter"
         )
     drafter = target if drafter is None else drafter
     resolved = resolve(

@@ -104,8 +104,8 @@ def plan_pair(target: PairHalf, drafter: PairHalf, *, is_checked: bool) -> PairP
         for loaded in (planned.loaded, other.loaded):
             if loaded.pooling:
                 raise UsageError(
-                    f"{loaded.source.name} gives vectors of texts, and is neither drafted for nor drafts; choose "
-                    "models that write"
+                    f"{loaded.source.name} is an embedding model, which neither drafts nor is drafted for; "
+                    "choose models that write text"
                 )
         require_shared_tokens(planned.loaded, other.loaded)
         return PairPlan(plans=(planned.cost, other.cost), head=None)
@@ -227,9 +227,9 @@ def usual_added_precision(folder: Path, part: str, form: str) -> str | None:
 def _first_form(folder: Path, part: str) -> Manifest:
     require_pair_file(folder)
     if not is_pair(folder):
-        raise ModelError(f"{folder} is no pair folder; export a pair with edgespec export --drafter --output")
+        raise ModelError(f"{folder} is not a pair folder; export a pair with edgespec export --drafter --output")
     if not (forms := forms_of(folder, part)):
-        raise ModelError(f"{folder / part} is no model folder; export the pair again")
+        raise ModelError(f"{folder / part} is not a model folder; export the pair again")
     return read_manifest(next(iter(forms.values())))
 
 

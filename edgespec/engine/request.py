@@ -374,7 +374,7 @@ def _require_spelled(name: str, texts: Sequence[str]) -> None:
         if not text:
             raise UsageError(f"{name} has an empty text, which every answer holds; wanted at least one character")
         if not text.isascii() and _HALF.search(text):
-            raise UsageError(f"{name} has {text!r:.60}, half of a surrogate pair, which is no character")
+            raise UsageError(f"{name} has {text!r:.60}, half of a surrogate pair, which is not a character")
 
 
 def check_texts(name: str, given: str | Sequence[str] | None) -> Sequence[str]:
@@ -403,8 +403,8 @@ def require_writer(manifest: Manifest) -> None:
     """Raises UnsuitedModel: The model gives vectors of texts, and writes none."""
     if manifest.pooling is not None:
         raise UnsuitedModel(
-            f"{manifest.name} was trained to give vectors of texts, and writes none; use Engine.embed, or POST "
-            "/v1/embeddings of edgespec serve, or choose a model that writes"
+            f"{manifest.name} is an embedding model and writes no text; use Engine.embed, or POST /v1/embeddings "
+            "of edgespec serve, or choose a model that writes text"
         )
 
 
@@ -412,8 +412,8 @@ def require_embedding_model(manifest: Manifest) -> None:
     """Raises UnsuitedModel: The model writes text, and gives no vectors."""
     if manifest.pooling is None:
         raise UnsuitedModel(
-            f"{manifest.name} is a model that writes text (of the family {manifest.architecture}); a vector of a "
-            "text needs one that was trained for embeddings, such as Qwen/Qwen3-Embedding-0.6B"
+            f"{manifest.name} is a model that writes text (of the family {manifest.architecture}); embeddings "
+            "need one that was trained for them, such as Qwen/Qwen3-Embedding-0.6B"
         )
 
 

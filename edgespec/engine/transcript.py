@@ -112,7 +112,7 @@ def _parse_message(number: int, document: dict[str, Any]) -> Turn:
     role: Any = document.get("role")
     content = document.get("content")
     if role not in (*ROLES, "tool") or not isinstance(content, str):
-        raise ValueError(f"line {number} is no message; wanted a role ({', '.join(ROLES)}, tool) and a content")
+        raise ValueError(f"line {number} is not a message; wanted a role ({', '.join(ROLES)}, tool) and a content")
     if role == "tool":
         return ResultMessage(content, str(document.get("tool_call_id", "")), str(document.get("name", "")))
     if role == "assistant" and "tool_calls" in document:

@@ -49,7 +49,7 @@ def read_schema(stated: Any) -> Mapping[str, Any] | bool:
             stated = json.loads(stated)
         except (ValueError, RecursionError) as error:
             raise FormatError(
-                f"the schema is a text that is no JSON ({error}); give a schema, or a type"
+                f"the schema is a text that is not JSON ({error}); give a schema, or a type"
             ) from None
     if isinstance(stated, (Mapping, bool)):
         return stated

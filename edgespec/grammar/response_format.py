@@ -118,7 +118,7 @@ def _lark_of(grammar: str) -> str:
     try:
         return str(gbnf_to_lark(grammar))
     except (Exception, RecursionError) as error:  # the library raises Exception itself
-        raise FormatError(f"the grammar is no valid GBNF: {' '.join(str(error).split())[:300]}") from None
+        raise FormatError(f"the grammar is not valid GBNF: {' '.join(str(error).split())[:300]}") from None
 
 
 def _schema_text(schema: Mapping[str, Any] | bool) -> str:
@@ -129,7 +129,7 @@ def _schema_text(schema: Mapping[str, Any] | bool) -> str:
         return json.dumps({} if schema is True else exact(prepare_schema(schema)), ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise FormatError(
-            f"the schema is no JSON ({error}); give one of objects, arrays, texts and numbers"
+            f"the schema is not JSON ({error}); give one of objects, arrays, texts and numbers"
         ) from None
 
 
@@ -137,7 +137,7 @@ def _within_bounds(text: str, name: str) -> str:
     if len(text) > MAX_CHARACTERS:
         raise FormatError(f"the {name} has {len(text)} characters; wanted at most {MAX_CHARACTERS}")
     if _HALF.search(text):
-        raise FormatError(f"the {name} has half of a surrogate pair, which is no character; give both halves")
+        raise FormatError(f"the {name} has half of a surrogate pair, which is not a character; give both halves")
     return text
 
 

@@ -131,7 +131,7 @@ def _require_shape(schema: Schema, pointer: str) -> None:
     types = schema.get("type", "")
     names = [*schema.get("required", ()), *(types if isinstance(types, list) else [types])]
     if not all(isinstance(name, str) for name in names):
-        raise FormatError(f"the schema has a required or a type at {pointer[:200]} that is no text; give texts")
+        raise FormatError(f"the schema has a required or a type at {pointer[:200]} that is not text; give texts")
 
 
 def _require_ensured(schema: Schema, pointer: str) -> None:

@@ -389,7 +389,7 @@ def read_manifest(folder: Path, *, has_files: bool = True) -> Manifest:
     try:
         stated = read_json(path)
     except FileNotFoundError:
-        raise ManifestError(f"{folder} has no {FILE_NAME}, so it is no model folder; {NO_MANIFEST}") from None
+        raise ManifestError(f"{folder} has no {FILE_NAME}, so it is not a model folder; {NO_MANIFEST}") from None
     except OSError as error:
         raise ManifestError(f"{path} cannot be read ({error.strerror}); change its permissions") from None
     except ValueError as error:

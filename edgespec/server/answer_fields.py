@@ -140,7 +140,7 @@ def require_followed(asked: SamplingFields, engine: Engine) -> None:
     """Raises ApiError: 400, a field says when an answer ends, and models here do not follow it."""
     others = {token for token in asked.stop_token_ids or () if token not in engine.manifest.eos_token_ids}
     stated = {
-        "stop_token_ids": (bool(others), "which are no end tokens of the model; give their text as stop"),
+        "stop_token_ids": (bool(others), "which are not end tokens of the model; give their text as stop"),
         "min_tokens": (bool(asked.min_tokens), "and models here end an answer where they want; leave it out"),
         "ignore_eos": (bool(asked.ignore_eos), "and models here end an answer where they want; leave it out"),
         "functions": (bool(getattr(asked, "functions", None)), "the older form of tools; send tools"),
@@ -208,7 +208,7 @@ def _schema_of(stated: dict[str, Any] | str | None, field: str) -> Any:
     try:
         return json.loads(stated)
     except (ValueError, RecursionError) as error:
-        raise wrong(field, f"is no JSON ({error}); give a schema") from None
+        raise wrong(field, f"is not JSON ({error}); give a schema") from None
 
 
 def priority_of(asked: SamplingFields) -> int:

@@ -104,7 +104,7 @@ async def _no_such_page(request: Request, error: Exception) -> Response:
     )
     meant = (f"/v1{path}", path.removeprefix("/v1"), path.rstrip("/"))
     near = next((f"did you mean {each}? " for each in meant if each in known), "")
-    what = f"is no address of this server; {near}there are {', '.join(known).replace('{model:path}', 'NAME')}"
+    what = f"is not an address of this server; {near}there are {', '.join(known).replace('{model:path}', 'NAME')}"
     if error.status_code == 405:
         what = f"takes {' or '.join(sorted(headers['Allow'].split(', ')))}, and {request.method[:20]} was sent"
     told = ApiError(error.status_code, f"{path[:100]} {what}", headers=headers)

@@ -156,9 +156,9 @@ async def read_text(services: Services, request: Request) -> Response:
     try:
         data = base64.b64decode(asked.file_data.rpartition(",")[2], validate=True)
     except (binascii.Error, ValueError) as error:
-        raise wrong("file_data", f"is no base64 ({error}); send the bytes of the file in base64") from None
+        raise wrong("file_data", f"is not base64 ({error}); send the bytes of the file in base64") from None
     if not data.startswith(b"%PDF-"):
-        raise wrong("file_data", f"of {shown} is no PDF; send PDFs here, and text in the message itself")
+        raise wrong("file_data", f"of {shown} is not a PDF; send PDFs here, and text in the message itself")
 
     def read() -> str:
         try:

@@ -291,7 +291,7 @@ def parse(kind: type[T], body: bytes) -> T:
         body = body.removeprefix(BOM_UTF8)  # curl and PowerShell send files as they are
         stated = msgspec.json.decode(body)
         if not isinstance(stated, dict):
-            raise ApiError(400, "the body is no JSON object; send the fields of the request as one")
+            raise ApiError(400, "the body is not a JSON object; send the fields of the request as one")
         _require_names_once(body)
         found = read_as(kind, stated)
         if isinstance(stated.get("speculation"), dict) and isinstance(found, SamplingFields):
@@ -302,9 +302,9 @@ def parse(kind: type[T], body: bytes) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if (half := _half_of_pair(body)) is not None:
             raise ApiError(
-                400, f"the body has {half}, half of a surrogate pair, which is no character; send both halves"
+                400, f"the body has {half}, half of a surrogate pair, which is not a character; send both halves"
             ) from None
-        raise ApiError(400, f"the body is no JSON in UTF-8 ({error}); send JSON") from None
+        raise ApiError(400, f"the body is not JSON in UTF-8 ({error}); send JSON") from None
     except ValueError as error:
         if missing := _MISSING.match(str(error)):
             raise wrong(missing[1], "is missing; give it") from None

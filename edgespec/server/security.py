@@ -61,7 +61,7 @@ def parse_origins(text: str | None) -> tuple[str, ...]:
     for origin in found:
         if not _ORIGIN.fullmatch(origin):
             raise UsageError(
-                f"--allow-origin {origin} is no origin of a page; wanted a scheme and a host, as in "
+                f"--allow-origin {origin} is not the origin of a page; wanted a scheme and a host, as in "
                 "http://localhost:3000 or app://obsidian.md (* would let every page in that you open)"
             )
     return tuple(found)

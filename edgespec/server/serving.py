@@ -51,7 +51,7 @@ def open_socket(host: str, port: int) -> socket.socket:
         return opened
     except socket.gaierror as error:
         raise EdgeSpecError(
-            f"--host {host} is no address that this machine knows ({error.strerror}); name one of its own "
+            f"--host {host} is not an address of this machine ({error.strerror}); name one of its own "
             "addresses, or leave it out for 127.0.0.1"
         ) from None
     except (OSError, OverflowError) as error:
@@ -222,7 +222,7 @@ class _PatientProtocol(H11Protocol):
             return
         body = json.dumps(
             ApiError(
-                400, "this is no request in HTTP/1.1, its head is too large, or its body comes in too small parts"
+                400, "this is not an HTTP/1.1 request, its head is too large, or its body comes in too small parts"
             ).body("")
         ).encode()
         headers = [

@@ -282,7 +282,7 @@ class AutoDevices:
         names = [*dict.fromkeys((CPU, *self.candidates.targets, *self.candidates.drafters))]
         missing = [name for name in names if name not in refused and self._key(name) not in known]
         if missing:
-            self.models.report(f"probing how fast devices of this machine are: {', '.join(missing)}")
+            self.models.report(f"measuring how fast the devices of this machine are: {', '.join(missing)}")
         for name in names:
             if name in refused:
                 continue
@@ -321,7 +321,8 @@ class AutoDevices:
             write_decision(self.models.path, self._asked, decision)
         except OSError as error:
             self.models.report(
-                f"{self.models.path} cannot be written ({error.strerror}): devices are compared again next time"
+                f"{self.models.path} cannot be written ({error.strerror}): devices will be compared again next "
+                "time"
             )
 
 

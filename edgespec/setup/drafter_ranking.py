@@ -97,11 +97,13 @@ def _sort_key(drafter: PossibleDrafter) -> tuple[bool, int, float, float, int, s
 Document = Mapping[str, Any]
 
 _MARKS = (
-    "Gain is the speed over plain decoding. ~ is estimated, from acceptance that was seen elsewhere or seldom",
-    "here; ? is unknown. With --drafter auto, what drafts from the text comes on top of every other drafter.",
+    "Gain is the speed relative to plain decoding. ~: estimated from acceptance rates of others, or from few "
+    "tokens",
+    "here; ?: unknown. With --drafter auto, drafts from the text come on top of every other drafter.",
 )
-_NO_COSTS = "What passes of {0} take here is not known, so no gain is estimated: edgespec plan {0} measures it."
-_VERDICTS = {True: "it pays", False: "it does not pay", None: ""}
+_NO_COSTS = "How long passes of {0} take here is not known, so no gain is estimated: edgespec plan {0} measures "
+"it."
+_VERDICTS = {True: "it pays", False: "it does not save time", None: ""}
 
 
 def ranking_document(ranking: Ranking) -> dict[str, Any]:

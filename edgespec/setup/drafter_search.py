@@ -135,10 +135,10 @@ _SHARE_OF_LAYERS = (2, 3)  # that a drafter of the target's own layers keeps
 _FEWEST_LAYERS = 3
 _DOWNLOADED_BYTES = 2  # a weight of a published drafter, in half floats
 _STORED = "int8"  # the usual precision of a drafting head
-_UNPINNED = "its main branch is downloaded, since no commit of it is pinned"
+_UNPINNED = "its main branch is downloaded, as no commit is pinned"
 _GATED = "the hub asks you to accept its terms"
-_TRAINING = "training takes PyTorch, and an hour unless you say otherwise"
-_NO_SOURCE = "nothing says what the target was made from, and it has to be exported again"
+_TRAINING = "training needs PyTorch, and takes an hour by default"
+_NO_SOURCE = "the target has to be exported again, and its source is not known"
 _NO_STATES = "the npu form of a target gives no hidden states"
 _NOT_IN_GGUF = "these layers are in the target's safetensors, and its source here is a GGUF file"
 

@@ -41,7 +41,7 @@ def published(name: str, hub: HubFolder) -> HubId | None:
         except ModelError as error:
             if not (isinstance(error, NotOnHub) or hub.is_offline):
                 raise
-            hub.report(f"taking safetensors, which are three times as large: {error}")
+            hub.report(f"using safetensors, which are three times as large: {error}")
             return None
     return gguf
 
@@ -77,7 +77,9 @@ def prefers_half_floats(source: Path, usual: str, folder: Path, gpu_bytes: int, 
     if weights + _DISK_RESERVE_BYTES > free:
         report(f"{instead}: fp16 takes more than the {_gigabytes(free)} free on disk")
         return False
-    report(f"preparing in fp16, in which drafts cost least: {found}; name the model with :{usual} for that")
+    report(
+        f"preparing in fp16, in which drafts cost least: {found}; to use {usual} instead, add :{usual} to the name"
+    )
     return True
 
 

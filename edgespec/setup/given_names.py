@@ -27,15 +27,15 @@ def require_name(name: str) -> None:
     """Raises UsageError: No model of the home can have a name."""
     if not _NAME.fullmatch(name) or name.endswith("."):
         raise UsageError(
-            f"'{name[:100]}' is no name for a model; wanted letters, digits and - _ . + alone, 96 at most, as in "
+            f"'{name[:100]}' cannot be the name of a model; wanted at most 96 letters, digits and - _ . +, as in "
             "my-model"
         )
     if name in CATALOG:
         raise UsageError(f"'{name}' is a model of the catalogue; give another name")
     if name in WORDS:
-        raise UsageError(f"'{name}' is a word of --drafter, which could not mean this model; give another name")
+        raise UsageError(f"'{name}' has a meaning for --drafter; give another name")
     if name in device_names():
-        raise UsageError(f"'{name}' is the name of a device, for which a model could be taken; give another name")
+        raise UsageError(f"'{name}' is the name of a device; give another name")
     if _OF_WINDOWS.fullmatch(name):
         raise UsageError(f"no file can have the name '{name}' on Windows; give another name")
 
@@ -103,6 +103,6 @@ def _read(home: Path) -> dict[str, str]:
         try:
             return read_as(dict[str, str], read_json(path))
         except ValueError as error:
-            warn(f"{path} is damaged ({error}): models are no longer found by the names that they had before")
-            warn(f"the damaged file is kept as {put_aside(path)}")
+            warn(f"{path} is damaged ({error}): models are no longer found by their earlier names")
+            warn(f"the damaged file was renamed to {put_aside(path)}")
     return {}

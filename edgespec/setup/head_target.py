@@ -68,13 +68,11 @@ def require_own_target(target: Manifest, drafters: Sequence[Manifest], text: str
         VocabularyMismatch: It is a head for another vocabulary.
     """
     if pooled := [drafter.name for drafter in drafters if drafter.pooling]:
-        raise UnsuitedModel(
-            f"{pooled[0]} was trained to give vectors of texts, and drafts none; choose a drafter that writes"
-        )
+        raise UnsuitedModel(f"{pooled[0]} is an embedding model and cannot draft; choose a model that writes text")
     if any(drafter.head for drafter in drafters) and (len(drafters) > 1 or text):
         named = next(drafter.name for drafter in drafters if drafter.head)
         raise UsageError(
-            f"{named} is a drafting head, for which nothing else drafts, and which drafts for its target alone; "
+            f"{named} is a drafting head, which drafts only for its target, and for which nothing else drafts; "
             "name it by itself, or with a plus, as in HEAD+suffix"
         )
     head = drafters[0].head if drafters else None
@@ -84,8 +82,8 @@ def require_own_target(target: Manifest, drafters: Sequence[Manifest], text: str
     remake = f"make the pair with: edgespec export {quote(source_of(target))} --drafter HEAD --output DIR"
     if drafters[0].vocab_sha256 != target.vocab_sha256:
         raise VocabularyMismatch(
-            f"{name} was made for another vocabulary than that of {target.name}, and a drafting head needs its "
-            f"own target's; use it with that target, or {remake}, with a head that was made for {target.name}"
+            f"{name} was made for another vocabulary than that of {target.name}; use it with its own target, or "
+            f"{remake}, with a head that was made for {target.name}"
         )
     if not {*head.target_layers} <= {*target.hidden_layers}:
         given = f"those of {_list(target.hidden_layers)}" if target.hidden_layers else "none"
@@ -138,7 +136,7 @@ def require_agreement(target: Path, head: Path, devices: tuple[str, str], report
     name, share = read_manifest(head).name, f"{agreement.share:.0%} of {agreement.num_tokens} places"
     if agreement.share < LEAST_AGREEMENT:
         raise SourceError(
-            f"{name} is no head of this target: its first token is the target's at {share} in the target's own "
+            f"{name} is not a head of this target: its first token is the target's at {share} in the target's own "
             f"text, wanted {LEAST_AGREEMENT:.0%} or more; nothing was installed. It was made for another model, "
             "or for another version of it, was trained too little, or its settings are not those of its weights: "
             "name a head that was made for this one, or train it longer (--no-check installs it all the same)"

@@ -121,7 +121,7 @@ class ModelHome:
             raise ModelError(self.advice.on_unknown(model, path, own))
         except PermissionError as error:
             raise ModelError(
-                f"{error.filename or model} may not be read; fix its permissions or change EDGESPEC_HOME"
+                f"{error.filename or model} cannot be read; fix its permissions or change EDGESPEC_HOME"
             ) from None
         except (RuntimeError, ValueError, OSError) as error:  # unknown user, a NUL, a name too long
             why = (isinstance(error, OSError) and error.strerror) or error  # without repeating the path
@@ -420,7 +420,7 @@ class ModelHome:
         except UsageError:
             if not (folder / FILE_NAME).is_file():
                 raise
-            self.report("another process has prepared this model in the meantime")
+            self.report("another process has prepared this model meanwhile")
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,8 @@ class HomeAdvice:
         """Why a name stands for no model; path is the name read as a path, own a folder of the home."""
         if own is not None or (path / FILE_NAME).is_file():
             return (
-                f"{own or path} is prepared already, so its precision is fixed; leave it out, or name the source"
+                f"{own or path} is prepared already, so its precision is fixed; leave the precision out, or name "
+                "the source"
             )
         if path.is_dir():
             advice = advise_gguf(path) or "give another folder"
@@ -66,7 +67,7 @@ class HomeAdvice:
         if way := self.way_to(model):
             return f"there is no model '{model}' any more; prepare it again: {way}"
         if os.path.exists(path):  # the callers have looked for files and folders
-            return f"{path} is no regular file but a pipe or a device; give a model as a file or folder"
+            return f"{path} is a pipe or a device, not a file; give a model as a file or folder"
         if path.suffix == ".gguf" and (part := describe_unfinished(path)):
             return f"{path} does not exist; {part}"
         if path.suffix in (".gguf", ".safetensors") or os.path.dirname(model):
@@ -74,9 +75,9 @@ class HomeAdvice:
         near = near_names(model, (*CATALOG, *filter(self.home.own_folder, self.home.names())))
         meant = f"did you mean {' or '.join(near)}? " if near else ""
         if {model, f"{model}:latest"} & {*ollama_models.pulled_names()}:
-            meant = f"ollama has it here, so name it {ollama_models.PREFIX}{model}; {meant}"
+            meant = f"ollama has this model: use {ollama_models.PREFIX}{model}; {meant}"
         elif ":" in split_precision(model)[0]:
-            meant += "names here have no tags, as those of ollama have; "
+            meant += "names here have no tags, unlike in ollama; "
         if drafter := difflib.get_close_matches(model, DRAFTER_WORDS, n=1, cutoff=0.8):
             meant = f"did you mean the drafter {drafter[0]}? {meant}"
         return (

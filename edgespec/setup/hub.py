@@ -54,7 +54,7 @@ def ask(hub_id: HubId, revision: str) -> Commit:
             return _commit(hub_id.repository, info)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ModelError(
-                f"the listing of {hub_id.repository} from {api.endpoint} cannot be understood ({error}); try later"
+                f"the answer of {api.endpoint} about {hub_id.repository} is not valid ({error}); try again later"
             ) from None
 
 
@@ -236,7 +236,7 @@ def _append(url: str, file: RemoteFile, part: Path, num_held: int, stop: int, pr
             if position + len(chunk) > file.bytes:
                 out.truncate(0)
                 raise IntegrityError(
-                    f"{url} sends more than the {file.bytes} bytes that its commit lists; try again"
+                    f"{url} has more than the {file.bytes} bytes that its commit lists; try again"
                 )
             out.seek(position)
             out.truncate()

@@ -159,7 +159,7 @@ class Inventory:
             return self.home.resolve(model, form, **about)
         if folder.is_symlink() or not folder.is_dir():
             if not (folder / FILE_NAME).is_file():
-                raise ModelError(f"{folder} is in the way: it is a link or no folder; move it away")
+                raise ModelError(f"{folder} is in the way: it is a link or not a folder; move it away")
             return folder
         if folder.parent != self.home.models or self._find_damage(folder) is None:
             return folder
@@ -171,7 +171,7 @@ class Inventory:
             with explain_change(f"replace {folder}", _IN_USE):
                 # Else models prune deletes it, and another process repairs it too.
                 lock = hold_lock(
-                    aside.with_suffix(".lock"), lambda who: report(f"{who} repairs this model; waiting")
+                    aside.with_suffix(".lock"), lambda who: report(f"{who} is repairing this model; waiting")
                 )
                 held.enter_context(lock)
             if not folder.is_dir():
@@ -338,7 +338,7 @@ class Inventory:
         if self.home.presets.has(model):
             return f"'{model}' is a preset, not a prepared model; edgespec preset rm {model} deletes it"
         if (now := self.home.current_name(model)) != model:
-            return f"the model '{model}' has been renamed; give the name that it has now: {now}"
+            return f"the model '{model}' was renamed; use its new name: {now}"
         folder = Path(model)
         if (folder / FILE_NAME).is_file() and folder.resolve().parent != self.home.models.resolve():
             return f"{model} is a model folder of your own; rename or delete the folder itself"

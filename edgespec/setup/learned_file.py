@@ -118,10 +118,10 @@ class LearnedFile:
     def _read(self) -> LearnedHead:
         found = self.path.stat()
         if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST_BYTES:
-            raise ValidationError("it is no file of this size")
+            raise ValidationError("it does not have the size of such a file")
         with zipfile.ZipFile(self.path) as archive:
             if sum(each.file_size for each in archive.infolist()) > _LARGEST_BYTES:
-                raise ValidationError("it is no file of this size")
+                raise ValidationError("it does not have the size of such a file")
         with np.load(self.path, allow_pickle=False) as loaded:
             arrays = {name: loaded[name] for name in loaded.files}
         document = json.loads(arrays["document"].tobytes())
@@ -152,8 +152,8 @@ def require_domain(domain: str) -> None:
     """Raises UsageError: A domain cannot have this name."""
     if not isinstance(domain, str) or not _NAME.fullmatch(domain):
         raise UsageError(
-            f"{str(domain)[:40]!r} is no name to learn under; wanted up to 64 letters, digits, dots, hyphens and "
-            "underscores, a letter or digit first"
+            f"{str(domain)[:40]!r} cannot be a name to learn under; wanted up to 64 letters, digits, dots, "
+            "hyphens and underscores, a letter or digit first"
         )
 
 

@@ -96,7 +96,7 @@ def _weights(name: str, manifest: Path) -> Path:
         raise ModelError(f"ollama's manifest {manifest} cannot be read ({error}); {again}") from None
     if any(part.mediaType == f"{_PART}adapter" for part in parts):
         raise ModelError(
-            f"ollama's {name} is an adapter over another model; give both by their files: edgespec export BASE "
+            f"ollama's {name} is an adapter for another model; give the files of both: edgespec export BASE "
             "--adapter ADAPTER"
         )
     weights = [part for part in parts if part.mediaType == f"{_PART}model"]
@@ -109,7 +109,7 @@ def _weights(name: str, manifest: Path) -> Path:
     found = path.stat().st_size if path.is_file() else 0
     if found != weights[0].size:
         raise ModelError(
-            f"ollama's {name} is not whole: {path} has {format_bytes(found)} of {format_bytes(weights[0].size)}; "
+            f"ollama's {name} is incomplete: {path} has {format_bytes(found)} of {format_bytes(weights[0].size)}; "
             f"{again}"
         )
     return path

@@ -133,8 +133,8 @@ def require_whole_model(manifest: Manifest, name: str) -> None:
     """Raises ModelError: The model cannot serve as a target: it is a drafting head, or its head was trimmed."""
     if manifest.head is not None:
         raise ModelError(
-            f"{manifest.name} is a drafting head ({manifest.head.method}), which drafts for its target and "
-            f"gives no text by itself; name the target, and this with --drafter {quote(name)}"
+            f"{manifest.name} is a drafting head ({manifest.head.method}), which writes no text by itself; name "
+            f"its target, and the head with --drafter {quote(name)}"
         )
     if manifest.vocab_subset:
         raise ModelError(

@@ -102,7 +102,7 @@ class Pair:
         found = self._find(devices, parts)
         if found is None or self._is_current(found):
             return found.check if found else None
-        reason = "this pair was checked with other models; check these with edgespec pair check"
+        reason = "this pair was checked with other models; run edgespec pair check again"
         return replace(found.check, pays=False, verdict="cannot say whether to use this drafter", reason=reason)
 
     def current_check(self, devices: tuple[str, str], parts: tuple[Path, Path]) -> PairCheck | None:
@@ -167,7 +167,7 @@ def restore_pair(folder: Path, report: Report) -> Pair | None:
         problem = f"{folder / FILE_NAME} is missing"
     except _DamagedPair as error:
         problem = error.problem
-    report(f"{problem}: it is written again, without what was measured before")
+    report(f"{problem}: it is written again, without earlier measurements")
     write_pair(folder)
     return Pair(folder, ())
 

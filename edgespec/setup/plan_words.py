@@ -24,10 +24,10 @@ _SHOWN_CHANCES = 4
 _SHOWN_WIDTHS = (1, 2, 4, 8, 16, 32)
 _WIDTH = 79  # of a terminal of 80 columns, some of which break a line in the last
 _ESTIMATED = "(~ is estimated from the model's size and a short probe of the device; it was not measured)"
-_HOW_TO_MEASURE = "  to have it measured, prepare the model first, and plan again:"
+_HOW_TO_MEASURE = "  to have it measured, prepare the model first and plan again:"
 _RANKED = "  (~ is estimated, ? unknown) what each needs, and the commands for it:"
 _TO_RUN = "to run it"
-_NOT_COUNTED = " (what drafts from the text comes on top, and only where it pays)"
+_NOT_COUNTED = " (drafts from the text come on top, where they save time)"
 
 
 def plan_in_words(document: Document) -> str:
@@ -38,7 +38,7 @@ def plan_in_words(document: Document) -> str:
         lines += ["", "refused, and why", *_listing(_refused(document["refused"]))]
         lines += _estimates(document)
     if document["ranked_drafters"]:
-        lines += ["", "what could draft for it, and what its gain rests on"]
+        lines += ["", "what could draft for it, with the expected gain"]
         lines += [*_listing(short_rows(document["ranked_drafters"])), _RANKED]
         lines.append(f"  edgespec pair check {_model_word(document)}")
     lines += ["", "measured here", *_table(_passes(measured))]

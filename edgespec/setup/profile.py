@@ -224,7 +224,7 @@ def read_learned_stats(folder: Path, report: Report = lambda line: None) -> Lear
     except OSError as error:
         problem = error.strerror or "it cannot be read"
     except ValueError as error:
-        problem = f"it is no sound JSON: {error}"
+        problem = f"it is not valid JSON: {error}"
     report(f"{path} cannot be used ({problem}); measuring again")
     return LearnedStats()
 
@@ -237,8 +237,8 @@ def write_learned_stats(folder: Path, learned_stats: LearnedStats, report: Repor
         replace_file(folder / FILE_NAME, json.dumps(document).encode())
     except OSError as error:
         report(
-            f"{folder} cannot be written ({error.strerror}): what was measured and learned of its model on this "
-            "machine is not stored for the next time"
+            f"{folder} cannot be written ({error.strerror}): measurements of its model on this machine are not "
+            "saved for the next time"
         )
 
 

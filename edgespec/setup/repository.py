@@ -75,8 +75,8 @@ class Commit:
         if not self.is_part:
             return otherwise
         return ModelError(
-            f"what huggingface_hub fetched of {self.repository} is not whole: {name} is missing, and --offline "
-            "(or HF_HUB_OFFLINE) forbids fetching it; run once without --offline"
+            f"the download of {self.repository} in the cache of huggingface_hub is incomplete: {name} is "
+            "missing, and --offline (or HF_HUB_OFFLINE) forbids fetching it; run once without --offline"
         )
 
 
@@ -119,9 +119,9 @@ def choose_files(commit: Commit, choice: str | None) -> list[RemoteFile]:
     endings = {PurePosixPath(file.name).suffix for file in commit.files}
     if ".onnx" in endings and not endings & {".bin", ".pt"}:
         why = (
-            "its ONNX models are not fetched. Those of GenAI's model builder load from the local folder "
-            f"that has genai_config.json: hf download {commit.repository} --local-dir FOLDER; instead of others "
-            "take the model that they were made from"
+            "its ONNX models are not fetched. Use the model that they were made from; those of GenAI's model "
+            f"builder load from a local folder with genai_config.json: hf download {commit.repository} "
+            "--local-dir FOLDER"
         )
     none = ModelError(f"{commit.repository} holds no model.safetensors and no .gguf file; {why}")
     raise commit.lacks("the file of weights", none)
@@ -149,7 +149,7 @@ def _choose_gguf(commit: Commit, models: dict[str, list[RemoteFile]], choice: st
     if len(found) > 1:
         few = {name: models[name] for name in found}
         raise ModelError(
-            f"'{choice}' fits {len(found)} files of {commit.repository}; name one. {_list_sizes(few)}"
+            f"'{choice}' matches {len(found)} files of {commit.repository}; name one. {_list_sizes(few)}"
         )
     if not found:
         none = NotOnHub(f"{commit.repository} has no GGUF file '{choice}'. {_list_sizes(models)}")

@@ -165,11 +165,11 @@ def _require_different(target: ModelFolder, drafters: Sequence[Chain], report: R
     for drafter in drafters:
         if drafter.name in known_names:  # under which what is learned of it is saved
             raise UsageError(
-                f"two of the drafters are called '{drafter.name}'; name it once, or export one as another"
+                f"two drafters are called '{drafter.name}'; name it once, or export one under another name"
             )
         known_names.add(drafter.name)
     if any(each == target for drafter in drafters for each in drafter.models):
-        report("the target is its own drafter, whose guesses take as long as its tokens; name a smaller model")
+        report("the drafter is the target itself, which saves no time; name a smaller model")
 
 
 class _FoundModels(NamedTuple):
@@ -199,12 +199,11 @@ def _find_models(wish: Wish, models: ModelHome, devices: DeviceChoice, placement
     is_own = target.folder.parent == models.models and Path(split_precision(model)[0]).exists()
     if is_own and (target.folder / FILE_NAME).stat().st_mtime >= began_s:  # it was prepared now
         name = quote(target.folder.name)
-        wish.report(f"it is called {name} from now on; to change that: edgespec models rename {name} NAME")
+        wish.report(f"its name is {name} from now on; to change it: edgespec models rename {name} NAME")
     if target.manifest.pooling:
         if asked.cascades or asked.simple - {"auto"}:
             models.report(
-                f"{target.manifest.name} gives vectors of texts, and nothing drafts for it: --drafter has no "
-                "effect"
+                f"{target.manifest.name} is an embedding model, for which nothing drafts: --drafter has no effect"
             )
         return _FoundModels(target, parse("none"), (), None)
     names, has_drafter_of_pair = _name_drafters(models, model, asked, pair, drafter_form)
@@ -340,7 +339,9 @@ def _name_drafters(
         if forms_of(pair.folder, DRAFTER):
             return _add_drafter(names, str(pair.folder)), True
         missing = pair.folder / DRAFTER
-        models.report(f"drafting without the pair's drafter: {missing} is no model folder; export the pair again")
+        models.report(
+            f"drafting without the pair's drafter: {missing} is not a model folder; export the pair again"
+        )
         return names, False
     drafter = models.drafter_of(model, form or "cpu")
     if drafter is None or any(drafter in cascade.models for cascade in names.cascades):

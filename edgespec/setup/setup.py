@@ -116,8 +116,8 @@ def decide(wish: Wish, found: Resolved, tables: Tables) -> Setup:
     downgrades = [*found.devices.downgrades, *fit.downgrades]
     if wish.max_parallel is not None and num_parallel < wish.max_parallel:
         downgrades.append(
-            f"{num_parallel} of {wish.max_parallel} answers are made at once: memory has no space for more KV "
-            "caches"
+            f"{num_parallel} instead of {wish.max_parallel} answers are made at once: there is no memory for "
+            "more KV caches"
         )
     layers: tuple[int, ...] = ()
     if chains:
@@ -207,8 +207,8 @@ def _serial_notes(asked: str, schedules: Sequence[str]) -> Iterator[str]:
         yield f"--schedule {asked} has no effect: no drafter model runs; name one with --drafter MODEL"
     elif "serial" in schedules:
         yield (
-            f"the schedule is serial, not {asked}: what a drafting head drafts ahead depends on time, and "
-            "--acceptance rejection with a fixed --draft-length has one text only if it does not"
+            f"the schedule is serial, not {asked}: otherwise the drafts of a drafting head depend on time, and "
+            "--acceptance rejection with a fixed --draft-length could not repeat its text"
         )
 
 

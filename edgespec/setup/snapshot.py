@@ -265,7 +265,7 @@ def hold_fetch(folder: Path, lock: Path, report: Report) -> Iterator[None]:
     with ExitStack() as stack:
         with explain_folder_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(hold_lock(lock, lambda who: report(f"{who} is fetching this model; waiting")))
+            stack.enter_context(hold_lock(lock, lambda who: report(f"{who} is downloading this model; waiting")))
         yield
 
 

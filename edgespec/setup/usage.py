@@ -84,8 +84,7 @@ class UsageFile:
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
             raise EdgeSpecError(
-                f"{self.path} cannot be used ({why}); until you delete it nothing is counted: "
-                "edgespec stats --delete"
+                f"{self.path} cannot be used ({why}), so nothing is counted; to delete it: edgespec stats --delete"
             ) from None
 
     def add(self, counted: UsageTable, today: date) -> None:
@@ -102,7 +101,8 @@ class UsageFile:
                 replace_file(self.path, json.dumps({"version": _VERSION, "counts": rows}).encode())
         except OSError as error:
             raise EdgeSpecError(
-                f"{self.path} cannot be written ({error.strerror or error}): edgespec stats lacks the last answers"
+                f"{self.path} cannot be written ({error.strerror or error}): edgespec stats does not count the "
+                "last answers"
             ) from None
 
     def delete(self) -> bool:

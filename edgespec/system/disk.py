@@ -250,10 +250,10 @@ def _require_lock(path: Path) -> None:
     with suppress(FileNotFoundError):
         found = path.lstat()
         if stat.S_ISLNK(found.st_mode):
-            raise OSError(errno.ELOOP, f"{path.name} is a link and no lock; remove it")
+            raise OSError(errno.ELOOP, f"{path.name} is a link, not a lock; remove it")
         is_small = stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_BYTES
         if not is_small or found.st_size == 1 or not (holder_digits(path) or b"0").isdigit():
-            raise OSError(errno.EEXIST, f"{path.name} is no lock; remove it")
+            raise OSError(errno.EEXIST, f"{path.name} is not a lock; remove it")
 
 
 def _write_holder(file: int) -> None:

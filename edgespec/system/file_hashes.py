@@ -54,7 +54,7 @@ def require_size(folder: Path, name: str, record: FileRecord) -> None:
     except OSError as error:
         raise ManifestError(f"{folder / name}: {error.strerror}; export the model again") from None
     if not stat.S_ISREG(status.st_mode):
-        raise ManifestError(f"{folder / name} is no regular file; export the model again")
+        raise ManifestError(f"{folder / name} is not a regular file; export the model again")
     if not os.access(folder / name, os.R_OK):
         raise ManifestError(f"{folder / name} may not be read; change its permissions")
     if status.st_size != record.bytes and is_pointer(folder / name):

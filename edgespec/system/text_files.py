@@ -48,7 +48,7 @@ def decode_text(data: bytes) -> str:
                 f"it ends within a character of {kind}, so it was cut short; save or fetch it again"
             ) from None
         raise ValueError(
-            f"it is no text in {kind} (the byte 0x{rest[0]:02x} at {error.start} is not); save it as UTF-8, for "
+            f"it is not text in {kind} (the byte 0x{rest[0]:02x} at {error.start} is not); save it as UTF-8, for "
             "example with: iconv -f WINDOWS-1252 -t UTF-8"
         ) from None
 
@@ -62,7 +62,7 @@ def read_plain(path: Path, most_bytes: int) -> bytes:
     """
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
     if (size := found.st_size) > most_bytes:
         raise ValueError(f"it has {size} bytes ({format_bytes(size)}), more than {format_bytes(most_bytes)}")
     data = path.read_bytes()

@@ -71,7 +71,7 @@ def read_versioned(path: Path, version: int, most_bytes: int = _LARGEST_BYTES) -
 
 
 def _refuse(word: str) -> None:
-    raise ValueError(f"{word} is no number")
+    raise ValueError(f"{word} is not a number")
 
 
 def require_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def read_lines_as(kind: type[T], content: str) -> Iterator[T]:
             except RecursionError:
                 raise ValueError(f"line {number} is nested too deep") from None
             except json.JSONDecodeError as error:
-                raise ValueError(f"line {number} is no JSON ({error})") from None
+                raise ValueError(f"line {number} is not JSON ({error})") from None
             except ValueError as error:
                 raise ValueError(f"line {number}: {error}") from None
 

@@ -246,7 +246,7 @@ class _Writer:
                     continue
                 raise schema_refusal(
                     tool,
-                    f"its argument '{key}' is no name in calls as this model writes them; wanted letters, "
+                    f"its argument '{key}' is not a name in calls as this model writes them; wanted letters, "
                     "digits, underscores and hyphens",
                 )
             rules.append(f"{rule}_{i}: {_join(self._literal(f'{key}='), _json(_argument(schema, inner)))}")
@@ -303,7 +303,7 @@ def _require_usable(tool: Tool) -> None:
     try:
         json.dumps(dict(tool.parameters), allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise schema_refusal(tool, f"it is no JSON ({error})") from None
+        raise schema_refusal(tool, f"it is not JSON ({error})") from None
     with _naming(tool):
         prepare_schema(closed(tool.parameters))
 

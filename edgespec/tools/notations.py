@@ -47,7 +47,7 @@ def escape_halves(text: str) -> str:
 
 
 def _refuse(word: str) -> None:
-    raise ValueError(f"{word} is no JSON")
+    raise ValueError(f"{word} is not JSON")
 
 
 def parse_python(text: str, argument_names: Mapping[str, Sequence[str]]) -> list[WrittenCall]:
@@ -107,7 +107,7 @@ def _python_call(
     try:
         return WrittenCall(name, {key: _literal(value) for key, value in given})
     except (ValueError, TypeError, RecursionError, MemoryError):
-        raise ValueError("an argument is no literal") from None
+        raise ValueError("an argument is not a literal") from None
 
 
 def _literal(value: ast.expr) -> Any:

@@ -327,7 +327,7 @@ def runners_among(tools: Sequence[Any], *, is_asked: bool) -> Mapping[str, Runne
             runners[tool.__name__] = partial(_run_function, tool)
         else:
             raise UsageError(
-                f"tools[{i}] is no function of Python, so it cannot be run here; give functions, or send the "
+                f"tools[{i}] is not a Python function, so it cannot be run here; give functions, or send the "
                 "results of its calls yourself, with give_results"
             )
     return runners
@@ -364,7 +364,7 @@ def result_text(name: str, result: object) -> str:
         return msgspec.json.encode(result, enc_hook=_plain_value).decode()
     except Exception as error:
         _close(result)
-        raise TypeError(f"{name} gave a {type(result).__name__}, which is no JSON ({error})") from None
+        raise TypeError(f"{name} gave a {type(result).__name__}, which is not JSON ({error})") from None
 
 
 def _plain_value(value: Any) -> Any:

@@ -65,7 +65,7 @@ def read_checkpoint(path: Path, shape: HeadShape) -> TrainingCheckpoint:
     """
     tensors, stated = read_tensors(path)
     if not all(np.isfinite(each).all() for each in tensors.values()):
-        raise ModelError(f"{path} holds weights that are no numbers; remove it and train again")
+        raise ModelError(f"{path} holds weights that are not numbers; remove it and train again")
     weights = {name: each for name, each in tensors.items() if not name.startswith(_MEAN)}
     means = {name: tensors.get(_MEAN + name, each) for name, each in weights.items()}
     if any({name: each.shape for name, each in kind.items()} != shape.weights for kind in (weights, means)):

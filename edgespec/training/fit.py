@@ -318,7 +318,7 @@ class Trainer:
         self._optimizer.zero_grad()
         if self._num_lost > _MOST_LOST:
             raise EdgeSpecError(
-                f"the loss of {self._num_lost} batches in a row is no number; what was trained before is kept. "
+                f"the loss of {self._num_lost} batches in a row is not a number; what was trained before is kept. "
                 f"Remove {self._path.parent}, whose hidden states may be damaged, and train again"
             )
 

@@ -75,7 +75,9 @@ def _medusa_tokens(source: HeadSource, heads: list[StoredTensor], target: Loaded
     if not (
         len(np.unique(tokens)) == len(tokens) and tokens.min() >= 0 and tokens.max() < target.config.vocab_size
     ):
-        raise SourceError(f"{source.path}: its token_map is no list of the target's tokens; the file is damaged")
+        raise SourceError(
+            f"{source.path}: its token_map is not a list of the target's tokens; the file is damaged"
+        )
     if heads[0].rows <= rows.max():
         raise SourceError(
             f"{source.path}: its token_map names row {rows.max()} of a vocabulary head with {heads[0].rows}; the "

@@ -100,7 +100,7 @@ def test_text_is_read_in_usual_encodings(tmp_path: Path, content: str | bytes, t
     [
         (b"\x7fELF\0\0\1", "is binary, not text"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 1\n", "is a pointer of Git LFS"),
-        ("Tür".encode("cp1252"), "no text in UTF-8 .the byte 0xfc at 1 is not.; save it as UTF-8"),
+        ("Tür".encode("cp1252"), "not text in UTF-8 .the byte 0xfc at 1 is not.; save it as UTF-8"),
         (b"\xff\xfea", "ends within a character of UTF-16, so it was cut short"),
         (b"a\0b\0", "UTF-16 without a byte order mark"),
         (b"", "is empty"),

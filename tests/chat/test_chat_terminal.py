@@ -676,7 +676,7 @@ def test_commands_and_files_are_completed(tmp_path: Path) -> None:
     terminal.type("\t")
     terminal.settle()
     terminal.type(ALT_ENTER)
-    terminal.wait_for("is no JSON")
+    terminal.wait_for("is not JSON")
     assert "Traceback" not in terminal.written
 
 

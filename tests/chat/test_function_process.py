@@ -163,7 +163,7 @@ def test_functions_print_any_text_on_windows(tmp_path: Path, monkeypatch: pytest
     ("name", "arguments", "said"),
     [
         ("fail", {}, "error: LookupError: no such thing (line 36 of random.py)"),
-        ("thing", {}, "error: TypeError: thing gave a object, which is no JSON"),
+        ("thing", {}, "error: TypeError: thing gave a object, which is not JSON"),
         ("ask", {}, "error: EOFError"),
         ("leave", {}, "error: SystemExit: 3"),
         ("remember", {}, "error: ValueError: remember needs the argument 'word'"),

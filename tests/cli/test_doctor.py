@@ -16,11 +16,11 @@ MIB = 1 << 20
         (NO_PRESSURE, "memory pressure: none"),
         (
             Pressure(Level.SOME, "swap grows"),
-            "memory pressure: some (swap grows); no drafter model is opened meanwhile",
+            "memory pressure: some (swap grows); no drafter model is opened until it ends",
         ),
         (
             Pressure(Level.HIGH, "swap grows"),
-            "memory pressure: high (swap grows); drafter models are closed meanwhile",
+            "memory pressure: high (swap grows); drafter models are closed until it ends",
         ),
     ],
 )
@@ -29,5 +29,5 @@ def test_doctor_says_what_may_be_taken_what_stays_free_and_whether_programs_wait
 ) -> None:
     free = FreeMemory(3000 * MIB, "the memory of this machine", reserve=machine_reserve(16 << 30))
     line = format_memory(memory_document(lambda: free, lambda: pressure))
-    assert line.startswith("edgespec may take 3.1 GB within the memory of this machine; 1.1 GB stay free when")
+    assert line.startswith("edgespec may take 3.1 GB within the memory of this machine; 1.1 GB are kept free")
     assert line.endswith(said)

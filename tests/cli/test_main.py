@@ -76,14 +76,14 @@ def test_an_empty_prompt_is_answered_as_in_python(capsys: pytest.CaptureFixture[
     code, out, err = run(capsys, "chat", tiny_model, "", "--max-tokens", 4, "--json", "--drafter", "none")
     with load(tiny_model, drafter="none") as engine:
         assert (code, json.loads(out)["text"]) == (0, engine.generate("", max_tokens=4).text)
-    assert "the prompt is empty; what the model writes answers nothing" in err
+    assert "the prompt is empty, so the answer is to nothing" in err
 
 
 @pytest.mark.parametrize("arguments", [["-p", "Summarise this:", "-p", "-"], [], ["--system", "be brief"]])
 def test_a_pipe_that_is_empty_is_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
-    for text, came in (("", "nothing"), (" \n", "white space alone")):
+    for text, came in (("", "nothing"), (" \n", "only white space")):
         reading, writing = os.pipe()
         os.write(writing, text.encode())
         os.close(writing)
@@ -100,7 +100,7 @@ def test_a_prompt_that_is_missing_without_a_pipe_is_asked_for(
     with open(os.devnull) as nothing:
         monkeypatch.setattr("sys.stdin", nothing)
         for word, found in (
-            ("   ", "the words given are white space alone, and nothing came on stdin"),
+            ("   ", "the prompt is only white space, and nothing came on stdin"),
             ("smollm2-135m", "nothing came on stdin; give one with --prompt, or run it in a terminal"),
         ):
             code, out, err = run(capsys, "chat", word)
@@ -225,7 +225,7 @@ def test_words_that_are_neither_model_nor_prompt_are_refused(
     assert (code, "there is no model 'no model'" in err) == (2, True)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     code, _, err = run(capsys, "chat", "hello", "--offline")
-    assert (code, "to ask the default model: edgespec chat -p hello" in err) == (3, True)
+    assert (code, "to send it to the default model: edgespec chat -p hello" in err) == (3, True)
     code, _, err = run(capsys, "chat", "--continue", "And why?")
     assert (code, "a prompt goes after --prompt" in err) == (2, True)
     code, _, err = run(capsys, "chat", tiny_model, "a prompt", "--drafter", "sufix")
@@ -261,7 +261,7 @@ def test_piped_text_that_is_not_read_is_reported(
     with (tmp_path / "text").open() as file:
         monkeypatch.setattr(sys, "stdin", file)
         _, _, err = run(capsys, "chat", tiny_model, "--prompt", "the in", "--max-tokens", 2)
-        assert "stdin is not read, as --prompt is given" in err
+        assert "stdin is not read because --prompt is given" in err
         assert file.read() == "an on"
         _, _, err = run(capsys, "chat", tiny_model, "--prompt", "the in", "--max-tokens", 2)
     assert "stdin is not read" not in err
@@ -279,7 +279,7 @@ def test_a_target_that_drafts_for_itself_is_said_to_gain_nothing(
     capsys: pytest.CaptureFixture[str], tiny_model: Path
 ) -> None:
     code, _, err = run(capsys, "chat", tiny_model, "the", "--max-tokens", 2, "--drafter", tiny_model)
-    assert (code, "the target is its own drafter, whose guesses take as long as its tokens" in err) == (0, True)
+    assert (code, "the drafter is the target itself, which saves no time" in err) == (0, True)
 
 
 def test_chat_stores_answers_unless_a_flag_forbids_it(
@@ -344,7 +344,7 @@ def test_export_json_is_the_manifest(capsys: pytest.CaptureFixture[str], tiny_gg
         (["chat", "{model}", "--prompt", "x", "--drafter", ""], 2, "the drafter is empty"),
         (["chat", "{model}", "--prompt", "x", "--stop", ""], 2, "--stop is empty"),
         (["score", "{model}", "--file", "/"], 2, "cannot read /"),
-        (["score", "{model}", "--file", "{latin}"], 2, "it is no text in UTF-8"),
+        (["score", "{model}", "--file", "{latin}"], 2, "it is not text in UTF-8"),
         (["chat", "{model}", "--prompt", "x", "--device", "cuda"], 4, "cuda"),
         (["chat", "{model}", "--prompt", "x", "--device", "tpu"], 2, "the devices are auto, cpu, cuda"),
         (["chat", "{model}", "--prompt", "the in " * 3000], 7, "do not fit the context of 700"),
@@ -503,7 +503,7 @@ def test_piped_bytes_that_are_no_text_are_refused(tiny_model: Path) -> None:
     line = f"printf 'caf\\xe9' | edgespec chat {tiny_model} --max-tokens 3 --drafter none --json"
     done = shell(line, PYTHONIOENCODING="utf-8:strict")
     assert done.returncode == 2
-    assert "stdin is no text in UTF-8 (the byte 0xe9 at 3 is not)" in done.stderr
+    assert "stdin is not text in UTF-8 (the byte 0xe9 at 3 is not)" in done.stderr
 
 
 @pytest.mark.parametrize(("platform", "shown"), [("win32", "→ 世界"), ("linux", "? ??")])
@@ -660,7 +660,7 @@ def test_an_answer_matches_the_schema_of_a_file(
     assert json.loads(out)["x"] in (1, 22)
     code, out, err = run(capsys, "chat", tiny_model, *options, "--stop", "x")
     assert (code, out.strip()) == (1, '{"')
-    assert "the answer is no whole JSON: a stop string (--stop) ended it" in err
+    assert "the answer is not complete JSON: a stop string (--stop) ended it" in err
 
 
 @pytest.mark.parametrize(
@@ -952,7 +952,7 @@ def test_doctor_says_why_it_tests_no_model(
     import_onnxruntime.cache_clear()
     code, out, _ = run(capsys, "doctor", tiny_model)
     import_onnxruntime.cache_clear()
-    assert (code, out.splitlines()[-1]) == (4, "self-test: skipped; without ONNX Runtime no model runs")
+    assert (code, out.splitlines()[-1]) == (4, "self-test: skipped; no model runs without ONNX Runtime")
 
 
 def test_a_home_that_is_no_folder_is_told(
@@ -1008,7 +1008,7 @@ def test_doctor_says_where_deterministic_mode_does_not_hold(
     (folder / "row_proofs.json").unlink(missing_ok=True)
     monkeypatch.setattr("edgespec.setup.row_proof.prove_rows", lambda *arguments, **options: FAILS)
     code, out, _ = run(capsys, "doctor", folder)
-    assert (code, "can depend on what drafts where two tokens are nearly tied" in out) == (0, True)
+    assert (code, "can depend on the drafter where two tokens are nearly tied" in out) == (0, True)
     code, out, _ = run(capsys, "doctor", "--exactness", folder, "--max-tokens", 5)
     assert (code, "in deterministic mode: off by default for this model on this device" in out) == (0, True)
 
@@ -1147,12 +1147,12 @@ def test_misspelt_variable_is_reported_once(
     ("text", "words"),
     [
         ('{"prompt": "x"}\n{"text": "y"}', "line 2: it has neither prompt nor turns"),
-        ('\n{"prompt": "x"', "line 2 is no JSON (Expecting"),
+        ('\n{"prompt": "x"', "line 2 is not JSON (Expecting"),
         ("[1]", "line 1: wanted an object"),
         ('{"turns": []}', "line 1: turns is []: wanted a list of length >= 1"),
         ('{"prompt": " "}', "line 1: a prompt is empty"),
         ('{"prompt": 3}', "line 1: prompt is 3: wanted a text"),
-        ("\xff", "it is no text in UTF-8"),
+        ("\xff", "it is not text in UTF-8"),
     ],
 )
 def test_invalid_prompts_are_reported_with_their_line(
@@ -1162,7 +1162,7 @@ def test_invalid_prompts_are_reported_with_their_line(
     path.write_bytes(text.encode("latin-1"))
     code, _, err = run(capsys, "bench", "no-such-model", "--drafter", "none", "--prompts", path)
     assert code == 2
-    assert "so plain decoding is measured against itself" in err
+    assert "so plain decoding is compared with itself" in err
     assert f"{path} is not a prompts file (JSON Lines with turns or prompt): {words}" in err
 
 

@@ -78,10 +78,10 @@ def test_presets_are_listed_shown_and_removed(
     assert "short  tiny, system in the" in out
     assert "bad    PROBLEM: " in out
     (home / "presets" / "bad.toml").unlink()
-    assert "describes: poet, short" in run(capsys, "models", "ls")[1]
+    assert "(edgespec preset ls): poet, short" in run(capsys, "models", "ls")[1]
     assert run(capsys, "models", "path", "poet")[1].strip() == str(home / "models" / "tiny")
     _, _, err = run(capsys, "preset", "create", "wide", "--from", "tiny", "--context", 64)
-    assert "wide sets context, so a server loads a copy of its model for it alone" in err
+    assert "wide sets context, so a server loads a separate copy of the model for it" in err
     monkeypatch.chdir(home / "models")
     run(capsys, "preset", "create", "wide", "--from", "tiny", "--overwrite", "--drafter", "ngram+./tiny")
     assert PresetFolder(home).read("wide").options == {"drafter": f"ngram+{home / 'models' / 'tiny'}"}
@@ -133,7 +133,7 @@ def test_a_value_of_a_modelfile_that_cannot_be_is_named_with_its_line(
         (
             ["new", "--from", "{home}/../Modelfile"],
             2,
-            "Modelfile is no model; name one, or a .gguf file. A Modelfile",
+            "Modelfile is not a model; name one, or a .gguf file. A Modelfile",
         ),
         (["new", "--from", "tiny", "--temperature", "-1"], 2, "temperature is -1.0; wanted a number from 0.0"),
         (
@@ -143,7 +143,7 @@ def test_a_value_of_a_modelfile_that_cannot_be_is_named_with_its_line(
         ),
         (["new", "--from", "tiny", "--context", "0"], 2, "the preset 'new': context is 0; wanted a whole"),
         (["new", "--from", "tiny", "--drafter", "ngram+nothing"], 3, "no model 'nothing'"),
-        (["../new", "--from", "tiny"], 2, "'../new' is no name"),
+        (["../new", "--from", "tiny"], 2, "'../new' cannot be the name"),
         (["new", "--from", "tiny", "--schema", "{home}/none.json"], 2, "none.json"),
     ],
 )
@@ -289,14 +289,14 @@ def test_presets_follow_their_model_and_are_named_when_it_goes(
     capsys: pytest.CaptureFixture[str], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, _, err = run(capsys, "models", "rename", "tiny", "small")
-    assert (code, "presets that are of small now: poet" in err) == (0, True), err
+    assert (code, "presets that use small now: poet" in err) == (0, True), err
     assert json.loads(run(capsys, "preset", "show", "poet", "--json")[1])["model"] == "small"
     code, _, err = run(capsys, "models", "rm", "poet")
     assert (code, "'poet' is a preset, not a prepared model; edgespec preset rm poet" in err) == (3, True), err
     code, _, err = run(capsys, "models", "rm", "tiny")
-    assert (code, "'tiny' has been renamed; give the name that it has now: small\n" in err) == (3, True), err
+    assert (code, "'tiny' was renamed; use its new name: small\n" in err) == (3, True), err
     code, _, err = run(capsys, "preset", "create", "tiny", "--from", "small")
-    assert (code, "'tiny' is a former name of the model 'small'" in err) == (2, True), err
+    assert (code, "'tiny' is an earlier name of the model 'small'" in err) == (2, True), err
     monkeypatch.setattr("sys.stdin", StringIO("n\n"))
     code, out, err = run(capsys, "models", "rm", "small")
     assert (code, out, "presets of small, which need it: poet" in err) == (1, "", True), err
@@ -453,7 +453,7 @@ def test_a_preset_says_where_its_tools_hold_and_that_its_model_is_to_be_prepared
 ) -> None:
     (tmp_path / "own.py").write_text("def now() -> str:\n    return 'noon'\n")
     code, _, err = run(capsys, "preset", "create", "helper", "--from", "tiny", "--tools", tmp_path / "own.py")
-    assert (code, "its tools hold in edgespec chat helper; in Python give tools=" in err) == (0, True), err
+    assert (code, "its tools work in edgespec chat helper only; in Python give tools=" in err) == (0, True), err
     said: list[str] = []
     load("helper", report=said.append).close()
     assert f"helper has the tools of {tmp_path / 'own.py'} in edgespec chat helper alone" in said

@@ -125,7 +125,7 @@ def test_a_server_tells_its_address_answers_and_ends_with_a_signal(
         assert f"the preset 'damaged' cannot be used: {tmp_path / 'presets' / 'damaged.toml'}: " in said
         assert "the preset 'hot' cannot be used: temperature is -1.0" in said
         assert (
-            "the model of the preset 'later' is prepared when a client first asks for it; now by: edgespec" in said
+            "the model of the preset 'later' is prepared at its first request; to prepare it now: edgespec" in said
         )
-        assert "the preset 'helper' is served without its tools (/tools.py), which edgespec chat alone" in said
+        assert "the preset 'helper' is served without its tools (/tools.py), which only edgespec chat" in said
         assert "'fine'" not in said

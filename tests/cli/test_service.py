@@ -217,7 +217,7 @@ def test_launchd_is_asked_for_the_state_before_and_after_it_changes(
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["--port", "0"], 2, "name one"),
+        (["--port", "0"], 2, "give a port"),
         (["--port", "70000"], 2, "--port is 70000"),
         (["no-such-model"], 3, "no model 'no-such-model'"),
         (["--device", "nothing"], 2, "nothing"),

@@ -81,7 +81,7 @@ def test_stats_are_told_by_model_device_and_day(capsys: pytest.CaptureFixture[st
     )
     lines = run(capsys, "stats", "--since", "7d").splitlines()
     assert lines[0].startswith("1,500 tokens in 5 answers since ")
-    assert lines[0].endswith("drafts had 17% of the tokens right")
+    assert lines[0].endswith("17% of them drafted correctly")
     assert lines[1] == "drafting saved about 3 min 20 s of 5 min 0 s (measured in 2 of the answers)"
     assert "big    3        500     0%         not measured" in lines
     assert "cpu     2        1,000   25%        3 min 20 s" in lines
@@ -114,7 +114,7 @@ def test_a_loss_of_less_than_is_shown_is_none(capsys: pytest.CaptureFixture[str]
 def test_a_day_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], since: str) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["stats", "--since", since])
-    assert f"'{since}' is no day; wanted 7d" in capsys.readouterr().err
+    assert f"'{since}' is not a day; wanted 7d" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("since", ["0d", "0w", "2999-01-01"])

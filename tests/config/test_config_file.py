@@ -95,7 +95,7 @@ def test_switch_of_the_file_is_undone_by_a_flag(path: Path) -> None:
         ("memory = true\n", ":1: memory is 'True'; wanted bytes"),
         ('draft-length = "long"\n', ":1: draft-length is 'long'; wanted auto"),
         ("[chat]\nseed = 1\n", ":1: no option 'chat'"),
-        ("seed = \n", "no TOML: Invalid value (at line 1"),
+        ("seed = \n", "not TOML: Invalid value (at line 1"),
     ],
 )
 def test_invalid_settings_are_refused_with_their_line(
@@ -164,9 +164,9 @@ def test_file_that_is_no_toml_is_refused_and_left_as_it_is(path: Path) -> None:
         "\ufeff[[[",
     ):
         path.write_text(text)
-        with pytest.raises(UsageError, match="is no TOML"):
+        with pytest.raises(UsageError, match="is not TOML"):
             read_file(path)
-        with pytest.raises(UsageError, match="is no TOML"):
+        with pytest.raises(UsageError, match="is not TOML"):
             set_option(path, "threads", "2")
         assert path.read_text() == text
     path.write_text("#" * (1 << 20) + "\n")
@@ -229,7 +229,7 @@ def test_config_says_where_each_value_comes_from(path: Path, capsys: pytest.Capt
 
 @pytest.mark.parametrize(
     ("text", "word"),
-    [("threads = 3\nthreads = = 4\n", "is no TOML"), ('threads = 3\nsead = 4\ntemperature = "hot"\n', "sead")],
+    [("threads = 3\nthreads = = 4\n", "is not TOML"), ('threads = 3\nsead = 4\ntemperature = "hot"\n', "sead")],
 )
 def test_a_broken_file_is_shown_edited_and_reset(
     path: Path,

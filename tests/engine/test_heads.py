@@ -171,7 +171,7 @@ def test_head_without_its_target_is_refused_with_the_way_out(
     tiny_heads.write_recurrent(tmp_path / "wide", tiny_with_states, made, target_hidden_size=tiny_heads.H + 1)
     tiny_heads.write_recurrent(tmp_path / "foreign", tiny_with_states, made, vocab_sha256="0" * 64)
     cases: list[tuple[Path, str | None, type[Exception], str]] = [
-        (head, None, ModelError, r"eagle is a drafting head \(eagle3\), .* gives no text .* drafter="),
+        (head, None, ModelError, r"eagle is a drafting head \(eagle3\), .* writes no text .* drafter="),
         (
             tiny_model,
             str(head),

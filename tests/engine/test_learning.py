@@ -185,7 +185,7 @@ def test_what_cannot_learn_is_said(pair: Path, tiny_model: Path, tmp_path: Path)
     assert "nothing is learned for mail: no drafting head drafts here; edgespec train makes one" in lines
     with pytest.raises(UsageError, match="learn changes what a head drafts"):
         learning(pair, tmp_path)(acceptance="rejection")
-    with pytest.raises(UsageError, match="no name to learn under"):
+    with pytest.raises(UsageError, match="cannot be a name to learn under"):
         learning(pair, tmp_path)(learn="../mail")
 
 

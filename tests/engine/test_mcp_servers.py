@@ -55,12 +55,12 @@ def test_tools_are_listed_and_give_texts(servers: McpServers) -> None:
     assert tools["add"].description == "Add two whole numbers."
     assert tools["add"].parameters["required"] == ["a", "b"]
     assert run(servers, call("add", a=1, b=2)) == "3"
-    assert run(servers, call("picture")) == "a dot\n(image, which is no text, is left out)"
+    assert run(servers, call("picture")) == "a dot\n(image, which is not text, is left out)"
     assert run(servers, call("long_text")).endswith("… (cut: it has 50000 characters)")
     assert run(servers, call("add", a="x", b=2)).startswith("error: ")
     assert run(servers, call("read_file", path="/x")).startswith("error: ")
     assert run(servers, ToolCall(id="1", name="add", arguments="[1]")).startswith(
-        "error: the arguments are no JSON"
+        "error: the arguments are not JSON"
     )
 
 
@@ -244,7 +244,7 @@ def test_wrong_arguments_start_nothing_anew_and_a_server_that_is_gone_does() -> 
 def test_an_empty_text_is_a_text() -> None:
     parts = [SimpleNamespace(type="text", text=""), SimpleNamespace(type="image")]
     parts += [SimpleNamespace(type="resource", resource=SimpleNamespace(text="")) for _ in range(2)]
-    assert _text_of(SimpleNamespace(content=parts)) == "\n(image, which is no text, is left out)\n\n"
+    assert _text_of(SimpleNamespace(content=parts)) == "\n(image, which is not text, is left out)\n\n"
 
 
 def test_a_call_of_a_tool_that_is_not_offered_any_more_is_an_error() -> None:

@@ -115,7 +115,7 @@ def test_parse_takes_the_type_too_and_says_why_an_answer_is_none(engine: Engine)
         answer.parse(River)
     with pytest.raises(FormatError, match="an enum has values that are neither all texts nor all whole numbers"):
         answer.parse(Mixed)
-    with pytest.raises(ValueError, match="finish reason length, is no JSON"):
+    with pytest.raises(ValueError, match="finish reason length, is not JSON"):
         engine.generate(PROMPT, max_tokens=3).parse()
 
 

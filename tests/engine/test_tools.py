@@ -322,7 +322,7 @@ def test_what_a_function_raises_and_a_refusal_are_told_to_the_model(make: Make) 
         assert [call.parse() for call in talk.calls] == [{"city": "Rome"}]
         assert talk.run("Weather?", may_call=lambda call: False).text == "As you like."
         talk.tools = [WEATHER]
-        with pytest.raises(UsageError, match=r"tools\[0\] is no function"):
+        with pytest.raises(UsageError, match=r"tools\[0\] is not a Python function"):
             talk.run("Weather?")
 
 
@@ -372,7 +372,7 @@ def test_functions_that_give_no_result_are_refused(make: Make) -> None:
     [
         (np.array([1.5, 2]), "[1.5,2.0]"),
         ({"at": Path("x"), "t": date(2026, 1, 2)}, '{"at":"x","t":"2026-01-02"}'),
-        (object(), "error: TypeError: get_weather gave a object, which is no JSON (JSON has no object)"),
+        (object(), "error: TypeError: get_weather gave a object, which is not JSON (JSON has no object)"),
     ],
 )
 def test_results_are_json_or_errors(make: Make, result: object, said: str) -> None:

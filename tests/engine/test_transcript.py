@@ -46,15 +46,15 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     ("content", "words"),
     [
         (b"", "is not a saved conversation"),
-        (b"hello\n", "line 1 is no JSON"),
+        (b"hello\n", "line 1 is not JSON"),
         (b"[1]\n", "line 1: wanted an object"),
         (b'{"a": 1}\n', "it does not begin as one"),
         (b'{"format": "edgespec conversation", "version": 2}\n', "is of version 2, and this edgespec reads 1"),
         (b"\xff\xfe\x00", "ends within a character of UTF-16"),
         (b"[" * 100_000, "line 1 is nested too deep"),
-        ((HEADER + '{"role": "user"}').encode(), "line 2 is no message"),
-        ((HEADER + '{"role": "wizard", "content": "x"}').encode(), "line 2 is no message"),
-        ((HEADER + '{"role": "user", "content": "cut o').encode(), "line 2 is no JSON"),
+        ((HEADER + '{"role": "user"}').encode(), "line 2 is not a message"),
+        ((HEADER + '{"role": "wizard", "content": "x"}').encode(), "line 2 is not a message"),
+        ((HEADER + '{"role": "user", "content": "cut o').encode(), "line 2 is not JSON"),
         (HEADER.replace("1}", '1, "num_dropped": -1}').encode(), "says that -1 of 0 messages"),
     ],
 )
@@ -68,8 +68,8 @@ def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, words in [
         (tmp_path / "missing", "No such file"),
-        (tmp_path, "it is no regular file"),
-        (tmp_path / "pipe", "it is no regular file"),
+        (tmp_path, "it is not a regular file"),
+        (tmp_path / "pipe", "it is not a regular file"),
         (Path("a\0b"), "null"),
     ]:
         with pytest.raises(UsageError, match=words):

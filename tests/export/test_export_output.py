@@ -312,7 +312,7 @@ def test_file_or_link_in_the_place_of_the_partial_folder_is_left_alone(
 def test_link_in_the_place_of_the_lock_is_told_in_words(tiny_gguf: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
     (tmp_path / ".out.lock").symlink_to(tmp_path / "mine")
-    with pytest.raises(UsageError, match=r"\.out\.lock is a link and no lock; remove it"):
+    with pytest.raises(UsageError, match=r"\.out\.lock is a link, not a lock; remove it"):
         export_model(tiny_gguf, tmp_path / "out")
     assert (tmp_path / "mine").read_text() == "precious"
 

@@ -84,7 +84,7 @@ def test_what_is_no_regular_file_is_not_read(tmp_path: Path, name: str) -> None:
     path = tmp_path / "model" / name
     path.unlink()
     path.symlink_to("/dev/null")  # /dev/zero has no end
-    with pytest.raises(SourceError, match="no regular file"):
+    with pytest.raises(SourceError, match="not a regular file"):
         read_source(tmp_path / "model")
 
 

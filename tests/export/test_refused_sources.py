@@ -225,7 +225,7 @@ def test_a_download_that_did_not_end_is_named(tmp_path: Path, ending: str) -> No
 def test_a_pipe_in_the_place_of_a_file_is_refused(folder: Path, name: str) -> None:
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
-    assert_refused(folder, folder.parent, "no regular file")
+    assert_refused(folder, folder.parent, "not a regular file")
 
 
 def test_index_cannot_name_files_outside_its_folder(tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ def test_pipe_in_the_place_of_json_is_not_waited_for(folder: Path, name: str) ->
         load(folder, drafter="none").close()
     else:
         assert "without edgespec.json" in str(refusal(folder))
-        with pytest.raises(ManifestError, match="no regular file"):
+        with pytest.raises(ManifestError, match="not a regular file"):
             read_manifest(folder)
 
 

@@ -111,7 +111,7 @@ def test_what_the_static_form_does_not_have_is_refused(tiny_gguf: Path, tmp_path
 
 
 def test_graph_of_another_form_is_refused(static_model: Path, tiny_model: Path) -> None:
-    with pytest.raises(ManifestError, match="no static form"):
+    with pytest.raises(ManifestError, match="not a static form"):
         StaticDecoder(tiny_model, read_manifest(tiny_model), find_device("cpu"))
 
 

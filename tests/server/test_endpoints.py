@@ -453,7 +453,7 @@ def test_embeddings_are_refused_in_words(served: Served) -> None:
     answer = served.post("/v1/embeddings", {"model": "tiny", "input": "a text"})
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (400, "unsuited_model")
-    assert "trained for embeddings" in error["message"]
+    assert "embeddings need one that was trained" in error["message"]
 
 
 def test_a_response_has_what_clients_check_for(served: Served, engine: Engine) -> None:
@@ -500,7 +500,7 @@ def test_health_and_wrong_addresses(served: Served) -> None:
     assert served.client.get("/health").json() == {"status": "ok"}
     missing = served.client.get("/v2/chat")
     told = missing.json()["error"]["message"]
-    assert (missing.status_code, told[:52]) == (404, "/v2/chat is no address of this server; there are /, ")
+    assert (missing.status_code, told[:56]) == (404, "/v2/chat is not an address of this server; there are /, ")
     assert "/v1/chat/completions" in told
     assert "/api/chat" in told
     for path in ("", "/v1/v1", "/v1"):

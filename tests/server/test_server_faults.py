@@ -560,7 +560,7 @@ def test_a_port_in_use_is_told(served: Served) -> None:
     with pytest.raises(EdgeSpecError, match=rf"cannot listen on port {port} .*--port") as raised:
         open_socket("127.0.0.1", port)
     assert raised.value.exit_code == 1
-    with pytest.raises(EdgeSpecError, match=r"--host no such host\.invalid is no address"):
+    with pytest.raises(EdgeSpecError, match=r"--host no such host\.invalid is not an address"):
         open_socket("no such host.invalid", 0)
 
 

@@ -84,7 +84,7 @@ def test_the_text_of_a_pdf_is_read_for_the_page(
         assert (found.status_code, found.json()) == (200, {"filename": "/etc/a.pdf", "text": "In print."})
         for data, said in (
             (make_pdf([""]), "has no text on 1 pages"),
-            (b"GIF8", "is no PDF"),
+            (b"GIF8", "is not a PDF"),
             (b"%PDF-", "cannot"),
         ):
             refused = served.post("/v1/files/text", asked(data))
@@ -146,7 +146,7 @@ def test_origins_are_read_and_what_is_none_is_refused() -> None:
     assert parse_origins(None) == parse_origins(" ") == ()
     assert parse_origins("http://localhost:3000/, chrome-extension://ABC") == (SITE, "chrome-extension://abc")
     for wrong in ("*", "localhost:3000", "http://a/b", "http://", "null"):
-        with pytest.raises(UsageError, match="is no origin of a page; wanted a scheme and a host"):
+        with pytest.raises(UsageError, match="is not the origin of a page; wanted a scheme and a host"):
             parse_origins(f"http://a, {wrong}")
 
 
@@ -178,7 +178,7 @@ def test_ps_lists_what_a_server_has_loaded(
     assert "edgespec serve, or give the port of one that runs with --port\n" in said
     monkeypatch.setenv("EDGESPEC_API_KEY", "s✓cret")
     assert main(["models", "ps"]) == 2
-    assert "EDGESPEC_API_KEY has a character that no header of HTTP can hold" in capsys.readouterr().err
+    assert "EDGESPEC_API_KEY has a character that an HTTP header cannot contain" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -524,7 +524,7 @@ def test_files_thinking_a_schema_and_the_key_go_with_the_request(tiny_model: Pat
         page.wait_for("document.querySelectorAll('#model option').length === 4")
         page.evaluate("attach([new File(['a ``` b\\n'], 'notes.md'), new File(['\\0'], 'x.bin')])")
         page.wait_for("document.querySelectorAll('#files .file').length === 1")
-        assert "x.bin is no text" in texts(page, "#alert")[0]
+        assert "x.bin is not text" in texts(page, "#alert")[0]
         page.evaluate("attach([new File(['\\n '], 'empty.txt')])")
         page.wait_for("$('alert').textContent === 'empty.txt is empty; there is nothing to attach'")
         page.evaluate("attach([new File(['%PDF-1.7'], 'x.pdf')])")
@@ -540,7 +540,7 @@ def test_files_thinking_a_schema_and_the_key_go_with_the_request(tiny_model: Pat
         )
         page.evaluate("$('model').value = 'thinker'; $('model').dispatchEvent(new Event('change'))")
         assert page.evaluate("!$('thinking').disabled && $('fixed').hidden")
-        assert texts(page, "#model option:disabled") == ["vectors (gives vectors of texts)"]
+        assert texts(page, "#model option:disabled") == ["vectors (for embeddings)"]
         asked = page.evaluate(
             """(() => {
               document.getElementById('schema').value = '{"type": "object"}';
@@ -554,12 +554,12 @@ def test_files_thinking_a_schema_and_the_key_go_with_the_request(tiny_model: Pat
         page.evaluate("document.getElementById('temperature').value = '900'")
         page.evaluate("document.getElementById('text').value = 'warm'")
         page.evaluate("document.getElementById('form').requestSubmit()")
-        page.wait_for("document.getElementById('alert').textContent.includes('no number from 0 to 100')")
+        page.wait_for("document.getElementById('alert').textContent.includes('not a number from 0 to 100')")
         page.evaluate("document.getElementById('text').value = document.getElementById('temperature').value = ''")
         page.evaluate("document.getElementById('schema').value = '{'")
         page.evaluate("document.getElementById('text').focus()")
         page.type("go\n")
-        page.wait_for("document.getElementById('alert').textContent.includes('is no JSON')")
+        page.wait_for("document.getElementById('alert').textContent.includes('is not JSON')")
         assert page.evaluate("document.getElementById('text').value") == "go"
         page.evaluate("$('schema').value = '{\"type\": \"objekt\"}'; $('form').requestSubmit()")
         page.wait_for("$('alert').textContent.startsWith('not sent: the schema in Options cannot be used')")

@@ -53,7 +53,7 @@ def test_line_tells_devices_schedule_and_what_the_others_promise() -> None:
 
 def test_drafter_that_does_not_pay_is_placed_all_the_same() -> None:
     found = plan(layout(GPU, CPU, draft=0.9), acceptance=0.05)
-    assert in_one_line("target", found, DEVICES).endswith("; no drafter model is expected to pay")
+    assert in_one_line("target", found, DEVICES).endswith("; no drafter model is expected to save time")
     assert where_of(found) == Where("webgpu", "cpu")
 
 

@@ -73,7 +73,7 @@ def test_webgpu_runs_one_model_in_a_process() -> None:
     [
         ("cpu", CPU, [], []),
         ("gpu", GPU, ["tiny was exported for a gpu and runs on 'webgpu'"], []),
-        ("npu", CPU, [], ["tiny was exported for an npu and no real one can be used here: it runs on the CPU"]),
+        ("npu", CPU, [], ["tiny was exported for an npu and none can be used here: it runs on the CPU"]),
     ],
 )
 def test_auto_is_of_the_kind_that_a_folder_was_exported_for(
@@ -96,7 +96,7 @@ def test_figures_say_that_a_form_runs_without_its_device(
     assert main([*command, "--json"]) == 0
     reported = capsys.readouterr()
     (line,) = json.loads(reported.out)["stats"]["downgrades"]
-    assert line.endswith("was exported for an npu and no real one can be used here: it runs on the CPU")
+    assert line.endswith("was exported for an npu and none can be used here: it runs on the CPU")
     assert reported.err.count(line) == 1
 
 

@@ -282,7 +282,7 @@ def test_configuration_that_is_no_text_is_refused(folder: Path) -> None:
 def test_configuration_that_is_a_pipe_is_not_waited_for(folder: Path) -> None:
     (folder / "genai_config.json").unlink()
     os.mkfifo(folder / "genai_config.json")
-    with pytest.raises(ManifestError, match="no regular file"):
+    with pytest.raises(ManifestError, match="not a regular file"):
         read_genai(folder)
 
 
@@ -366,10 +366,10 @@ def test_links_within_the_folder_serve(folder: Path) -> None:
 
 
 def test_what_is_no_plain_file_is_refused_without_waiting(folder: Path) -> None:
-    assert "no plain file" in replaced_by(folder, os.mkfifo)
+    assert "not a regular file" in replaced_by(folder, os.mkfifo)
     (folder / "model.onnx.data").unlink()
     (folder / "model.onnx.data").mkdir()
-    assert "no plain file" in refusal(folder, IntegrityError)
+    assert "not a regular file" in refusal(folder, IntegrityError)
     (folder / "model.onnx.data").rmdir()
     (folder / "model.onnx.data").symlink_to("/dev/zero")
     assert "link out of its folder" in refusal(folder, IntegrityError)

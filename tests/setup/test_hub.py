@@ -915,7 +915,7 @@ def test_file_of_the_catalogue_is_fetched_like_any_other(hub: FakeHub, one_file:
     sha256 = hashlib.sha256(LARGE).hexdigest()
     entry = CatalogFile(title="G", file="m.gguf", bytes=len(LARGE), sha256=sha256, sources=(source,))
     hub.faults["m.gguf"] = [503] * 4
-    with pytest.raises(ModelError, match=r"could not be fetched.*stopped at 0 of 25600 bytes"):
+    with pytest.raises(ModelError, match=r"could not be downloaded.*stopped at 0 of 25600 bytes"):
         fetch(entry, tmp_path, print)
     hub.faults["m.gguf"] = [LARGE[:-1] + b"!"]
     with pytest.raises(IntegrityError):

@@ -300,7 +300,7 @@ def test_a_model_that_another_process_has_repaired_is_not_repaired_again(
             other.close()
 
         assert Inventory(replace(home, report=repair)).repaired("tiny", "cpu") == home.models / "tiny"
-    assert said == [f"process {os.getpid()} repairs this model; waiting"]
+    assert said == [f"process {os.getpid()} is repairing this model; waiting"]
 
 
 def test_use_is_remembered_and_forgotten_with_the_model(home: ModelHome, tmp_path: Path) -> None:
@@ -394,7 +394,7 @@ def test_damaged_names_are_told_once_and_put_aside(home: ModelHome, capsys: pyte
         assert main(["models", "path", "tiny"]) == 3
         said, aside = capsys.readouterr().err, path.with_name(f"names.json.bak{number or ''}")
         assert said.startswith(f"edgespec: {path} is damaged (")
-        assert said.count("is damaged (") == said.count(f"the damaged file is kept as {aside}\n") == 1
+        assert said.count("is damaged (") == said.count(f"the damaged file was renamed to {aside}\n") == 1
         assert (aside.read_text(), path.exists()) == (damaged, False)
     assert main(["models", "rename", "small", "mine"]) == 0
     assert main(["models", "path", "small"]) == 0
@@ -431,7 +431,7 @@ def test_what_was_removed_is_prepared_again_by_the_command_that_the_error_names(
     assert main(["models", "rm", "yours"]) == 1, "it stays where nobody can be asked"
     assert main(["models", "rm", "yours", "--yes"]) == 0
     way = f"edgespec export {quote(file)} --name yours"
-    assert f"presets of yours, which need it: other, poet; to have it again: {way}\n" in capsys.readouterr().err
+    assert f"presets of yours, which need it: other, poet; to get it back: {way}\n" in capsys.readouterr().err
     for words in (["chat", "yours"], ["chat", "poet"], ["chat", "other"]):
         assert main([*words, "--prompt", "x"]) == 3
         assert f"yours' any more; prepare it again: {way}\n" in capsys.readouterr().err
@@ -457,7 +457,7 @@ def test_a_person_is_asked_before_presets_lose_their_model(
         monkeypatch.setattr("sys.stdin", Typed(typed))
         assert main(["models", "rm", name]) == code
         assert (home.models / name).exists() == is_there
-        assert f"presets of {name}, which need it: poet; to have it again: " in (said := capsys.readouterr().err)
+        assert f"presets of {name}, which need it: poet; to get it back: " in (said := capsys.readouterr().err)
         assert "remove it? [y/N] " in said
 
 

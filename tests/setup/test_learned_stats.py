@@ -72,11 +72,11 @@ def test_damage_is_reported_and_forgotten(tmp_path: Path, damaged: str) -> None:
 @pytest.mark.parametrize(
     ("damaged", "why"),
     [
-        ("5", "it is no sound JSON: it holds no JSON object"),
+        ("5", "it is not valid JSON: it holds no JSON object"),
         ("{}", "it is of version unknown, wanted 1"),
         ('{"version": 1, "ratios": 5}', "it does not state what edgespec writes there"),
         ('{"version": 2}', "it is of version 2, wanted 1"),
-        ("{", "it is no sound JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        ("{", "it is not valid JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
     ],
 )
 def test_damage_is_explained(tmp_path: Path, damaged: str, why: str) -> None:
@@ -157,8 +157,8 @@ def test_folder_that_cannot_be_written_is_measured_each_time(tmp_path: Path) -> 
     lines: list[str] = []
     write_learned_stats(tmp_path / "missing", KNOWN, lines.append)
     assert lines == [
-        f"{tmp_path / 'missing'} cannot be written (No such file or directory): what was measured and learned of "
-        "its model on this machine is not stored for the next time"
+        f"{tmp_path / 'missing'} cannot be written (No such file or directory): measurements of "
+        "its model on this machine are not saved for the next time"
     ]
     assert read_learned_stats(tmp_path / "missing", pytest.fail) == LearnedStats()
 

@@ -108,8 +108,8 @@ def test_what_is_no_whole_model_is_refused(ollama: OllamaFolder) -> None:
     damaged.parent.mkdir()
     damaged.write_text('{"layers": 1}')
     for name, words in {
-        "cut": r"cut:latest is not whole: .* has 4 bytes of 4\.7 GB; pull it again: ollama pull cut:latest",
-        "lora": "is an adapter over another model; .*adapter=ADAPTER",
+        "cut": r"cut:latest is incomplete: .* has 4 bytes of 4\.7 GB; pull it again: ollama pull cut:latest",
+        "lora": "is an adapter for another model; .*adapter=ADAPTER",
         "mlx": "has no GGUF files, wanted one",
         "bad": "cannot be read .*pull it again: ollama pull bad:latest",
         "none": "no model 'none' on this machine; it has bad:latest, cut:latest, .*; pull it: ollama pull none",
@@ -126,10 +126,10 @@ def test_commands_name_the_models_of_ollama(
     assert json.loads(capsys.readouterr().out)["ollama"] == []
     ollama.pull(f"{LIBRARY}/llama3.2/latest", b"GGUF")
     assert main(["models", "list"]) == 0
-    assert "models of ollama, which are used where they lie: ollama:llama3.2:latest" in capsys.readouterr().out
+    assert "models of ollama, which can be used from there: ollama:llama3.2:latest" in capsys.readouterr().out
     for name in ("llama3.2", "llama3.2:latest"):
         assert main(["chat", name, "-p", "hi"]) == 3
-        assert f"ollama has it here, so name it ollama:{name}" in capsys.readouterr().err
+        assert f"ollama has this model: use ollama:{name}" in capsys.readouterr().err
 
 
 def test_no_ollama_is_no_error(ollama: OllamaFolder) -> None:

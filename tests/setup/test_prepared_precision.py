@@ -41,7 +41,7 @@ def test_a_gpu_with_room_gets_fp16_which_serves_it_again(blocks: Path, home: Mod
     assert folder.name.endswith("-fp16-gpu")
     assert read_manifest(folder).precision == "fp16"
     assert "preparing in fp16" in said[0]
-    assert "of the GPU's 25.8 GB; name the model with :source" in said[0]
+    assert "of the GPU's 25.8 GB; to use source instead, add :source" in said[0]
     said.clear()
     assert home.resolve(str(blocks), "gpu", nvidia_bytes=lambda: 24 << 30) == find(24 << 30) == folder
     assert said == []

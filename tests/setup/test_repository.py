@@ -26,7 +26,7 @@ INDEX = json.dumps({"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}})
     ],
 )
 def test_what_an_interrupted_fetch_left_out_is_to_be_fetched(choose: Callable[[], object], missing: str) -> None:
-    with pytest.raises(ModelError, match=f"not whole: {re.escape(missing)} is missing.*run once without"):
+    with pytest.raises(ModelError, match=f"is incomplete: {re.escape(missing)} is missing.*run once without"):
         choose()
 
 
@@ -119,8 +119,12 @@ def test_files_of_a_choice(held: list[str], choice: str | None, chosen: list[str
 @pytest.mark.parametrize(
     ("held", "choice", "words"),
     [
-        (["a-Q4_0.gguf", "b-Q4_0.gguf"], "Q4_0", r"fits 2 files .*a-Q4_0.gguf \(1 MB\), b-Q4_0.gguf \(1 MB\)"),
-        (["Q4_0/m.gguf", "Q8_0/m.gguf"], "m.gguf", r"fits 2 files .*Q4_0/m.gguf \(1 MB\), Q8_0/m.gguf \(1 MB\)"),
+        (["a-Q4_0.gguf", "b-Q4_0.gguf"], "Q4_0", r"matches 2 files .*a-Q4_0.gguf \(1 MB\), b-Q4_0.gguf \(1 MB\)"),
+        (
+            ["Q4_0/m.gguf", "Q8_0/m.gguf"],
+            "m.gguf",
+            r"matches 2 files .*Q4_0/m.gguf \(1 MB\), Q8_0/m.gguf \(1 MB\)",
+        ),
         (["Q8_0/m.gguf"], "Q4_0/m.gguf", "no GGUF file 'Q4_0/m.gguf'"),
         (["a-Q4_0.gguf"], "Q8_0", "no GGUF file 'Q8_0'. It has a-Q4_0.gguf"),
         (["model.safetensors"], "Q8_0", "no GGUF file 'Q8_0'. It has none"),

@@ -280,7 +280,7 @@ def test_a_pair_stays_where_memory_is_too_short_to_measure_it(
     named = ["--device", "gpu", "--drafter-device", "cpu"]
     assert main(export(sources, *named, "--output", str(sources))) == 0
     reported = capsys.readouterr()
-    assert "whether its drafter pays is unknown" in reported.out
+    assert "whether its drafter saves time" in reported.out
     assert "was not measured: 4 GB are needed and 2 GB are free. To measure it once more memory" in reported.err
     assert reported.err.endswith(f"edgespec chat {sources} {' '.join(named)}\n"), (
         "both devices, as they were named"
@@ -336,9 +336,9 @@ def test_forms_are_added_to_a_pair_and_measured_there(sources: Path, capsys: pyt
         ),
         (["--device", "openvino", "--output"], 4, "name one: openvino:gpu or openvino:npu"),
         (["--add-to"], 2, "give --device, --form, --drafter-device or --drafter-form"),
-        (["--drafter", "none", "--output"], 2, "--drafter none is no pair; leave --drafter out"),
+        (["--drafter", "none", "--output"], 2, "--drafter none is not a pair; leave --drafter out"),
         (["--drafter", "none", "--device", "gpu", "--add-to"], 2, "name the source of the pair's drafter"),
-        (["--device", "gpu", "--add-to"], 3, "is no pair folder"),
+        (["--device", "gpu", "--add-to"], 3, "is not a pair folder"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_read(

@@ -83,7 +83,7 @@ def test_what_does_not_fit_is_given_up_with_the_reason() -> None:
     assert 1024 <= length < 8192
     assert setup.downgrades == (
         f"the context is {length} of 8192 tokens: 650 MB are free within a test",
-        f"{setup.num_parallel} of 4 answers are made at once: memory has no space for more KV caches",
+        f"{setup.num_parallel} instead of 4 answers are made at once: there is no memory for more KV caches",
     )
     with pytest.raises(MemoryExhausted, match="105 MB are free within a test"):
         decide(wish, found(), tables(free_mib=100))

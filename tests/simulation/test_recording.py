@@ -59,7 +59,7 @@ def test_a_recording_without_drafts_says_nothing_of_them() -> None:
     ("text", "message"),
     [
         ("", "holds no round"),
-        ("round 1\n", "line 1 is no JSON"),
+        ("round 1\n", "line 1 is not JSON"),
         ("[1]\n", "line 1: wanted an object"),
         ('{"num_draft": 1}\n', "num_accepted is missing"),
         ('{"num_draft": -1, "num_accepted": 0, "draft_ms": 0, "verify_ms": 1}\n', "num_draft is -1: wanted"),
@@ -97,7 +97,7 @@ def test_a_missing_file_and_one_that_is_no_text_are_refused(tmp_path: Path) -> N
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs the device /dev/zero")
 def test_a_file_without_end_is_refused() -> None:
-    with pytest.raises(UsageError, match="no regular file"):
+    with pytest.raises(UsageError, match="not a regular file"):
         read_recording(Path("/dev/zero"))
 
 

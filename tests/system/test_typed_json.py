@@ -55,7 +55,7 @@ def test_unknown_fields_are_named_wherever_they_are() -> None:
 def test_lines_are_read_up_to_the_first_that_is_refused() -> None:
     assert [part.size for part in read_lines_as(Part, '{"size": 1}\n\n{"size": 2}\n')] == [1, 2]
     for line, words in (
-        ("{", "line 2 is no JSON"),
+        ("{", "line 2 is not JSON"),
         ("[" * 100_000, "line 2 is nested too deep"),
         ("3", "line 2: wanted an object"),
     ):

@@ -296,7 +296,7 @@ def test_what_no_grammar_ensures_is_refused(make: Make) -> None:
                 engine.stream(ASK, tools=TOOLS, **options)
     spaced = {"name": "go", "parameters": {"properties": {"to day": {"type": "string"}}}}
     lfm2 = next(each for each in FORMATS if each.name == "lfm2")
-    with make(lfm2) as engine, pytest.raises(UsageError, match="'to day' is no name in calls"):
+    with make(lfm2) as engine, pytest.raises(UsageError, match="'to day' is not a name in calls"):
         engine.stream(ASK, tools=[spaced], tool_choice="required")
     with make(HERMES) as engine:
         with pytest.raises(UsageError, match="response_format of the type regex"):

@@ -212,7 +212,7 @@ def small_trainer(target: Path, folder: Path, recipe: Recipe | None = None, *, b
 def test_a_loss_that_is_no_number_ends_the_training_and_changes_no_weights(target: Path, tmp_path: Path) -> None:
     trainer = small_trainer(target, tmp_path, broken=True)
     before = trainer._arrays()
-    with pytest.raises(EdgeSpecError, match="9 batches in a row is no number; what was trained before is kept"):
+    with pytest.raises(EdgeSpecError, match="9 batches in a row is not a number; what was trained before is kept"):
         trainer.run(60.0)
     assert all(
         np.array_equal(one, before[name]) for name, one in small_trainer(target, tmp_path)._arrays().items()
@@ -224,7 +224,7 @@ def test_a_checkpoint_of_weights_that_are_no_numbers_is_refused(target: Path, tm
     with torch.no_grad():
         trainer._weights[JOIN][0, 0] = float("nan")
     trainer.save()
-    with pytest.raises(ModelError, match="no numbers; remove it and train again"):
+    with pytest.raises(ModelError, match="not numbers; remove it and train again"):
         small_trainer(target, tmp_path)
 
 
@@ -458,7 +458,7 @@ def test_comparisons_at_the_end_are_within_the_time(
 def test_the_head_at_the_start_is_written_before_the_first_step(target: Path, tmp_path: Path) -> None:
     trainer, written = small_trainer(target, tmp_path, broken=True), []
     trainer._saved, trainer._save_best = None, written.append  # type: ignore[assignment]
-    with pytest.raises(EdgeSpecError, match="is no number"):
+    with pytest.raises(EdgeSpecError, match="is not a number"):
         trainer.run(60.0)
     assert len(written) == 1
 

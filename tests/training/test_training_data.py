@@ -66,11 +66,11 @@ def test_a_corpus_has_a_line_or_a_record_for_each_prompt(tmp_path: Path, content
     [
         (b"", "holds no prompts"),
         (b"\n \n", "holds no prompts"),
-        (b"\xffa", "no text in UTF-8"),
+        (b"\xffa", "not text in UTF-8"),
         (b"a\0b", "is binary"),
         (b'{"prompt": 3}', "record 1 has no text"),
         (b'{"prompt": "a"}\n{"turns": []}', "record 2 has no text"),
-        (b'{"prompt": "a"', "line 1 is no JSON"),
+        (b'{"prompt": "a"', "line 1 is not JSON"),
         (rb'{"prompt": "ab \ud800"}', r"half of a character \('ab \\ud800'\)"),
     ],
 )

@@ -330,7 +330,7 @@ def test_weights_that_are_a_pipe_are_not_waited_for(tmp_path: Path) -> None:
     folder = made_heads.eagle3("original").write(tmp_path / "head")
     (folder / "model.safetensors").unlink()
     os.mkfifo(folder / "model.safetensors")
-    with pytest.raises(SourceError, match="is no regular file"):
+    with pytest.raises(SourceError, match="is not a regular file"):
         read_head(folder)
 
 
