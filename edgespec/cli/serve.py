@@ -145,9 +145,9 @@ def _write_messages_to(path: Path) -> None:
 
 
 def _open_engine(options: argparse.Namespace, names: "ModelNames", name: str) -> "edgespec.Engine":
-    """Load a model that a client named. It is prepared already, or lies here: nothing is downloaded for it."""
+    """Load a model that a client named. It is prepared, or lies here: nothing is downloaded for a request."""
     is_own = names.own_name is not None and name == names.loaded_as(names.own_name)[0]
-    settings: dict[str, Any] = {"model": names.source(name), "offline": options.offline or not is_own}
+    settings: dict[str, Any] = {"model": names.source(name), "offline": True}
     if not is_own and parse(options.drafter).cascades:  # which are for the own model
         preset = names.home.presets.find(name)
         settings["drafter"] = preset.load_arguments.get("drafter", "auto") if preset else "auto"

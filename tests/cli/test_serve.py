@@ -6,13 +6,17 @@ import re
 import signal
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 
+from edgespec import ModelHome
 from edgespec.cli import serve
 from edgespec.cli.main import main
+from edgespec.server.model_names import ModelNames
 from edgespec.server.serving import open_socket
 
 
@@ -53,6 +57,16 @@ def test_a_port_in_use_is_told_before_a_model_is_loaded(
     with open_socket("127.0.0.1", 0) as taken:
         assert main(["serve", "tiny", "--port", str(taken.getsockname()[1])]) == 1
     assert "--port 0" in capsys.readouterr().err
+
+
+def test_nothing_is_downloaded_for_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even the model of the command line, whose folder may be gone when it is loaded once more."""
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(serve, "load_any_engine", lambda options, **settings: asked.append(settings))
+    names = ModelNames(ModelHome(tmp_path), own="smollm2-135m")
+    for name in ("smollm2-135m", "other"):
+        serve._open_engine(Namespace(drafter="auto", offline=False), names, name)
+    assert [each["offline"] for each in asked] == [True, True]
 
 
 def test_packages_that_are_missing_are_named(
