@@ -66,6 +66,11 @@ def translate_errors(path: object, kind: type[ModelError], advice: str) -> Itera
         raise kind(f"{path} is not a usable tokenizer ({error}); {advice}") from None
 
 
+def _encode_plain(tokenizer: _Tokenizer, text: str) -> list[int]:
+    # Alone the library's other methods leave the interpreter to other threads.
+    return list(tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+
+
 def _byte_by_character() -> dict[str, int]:
     """The byte of each printable character that byte-level BPE writes for it (GPT-2)."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -198,11 +203,25 @@ class Tokenizer:
                 plain = part.replace(ignore, "") if ignore else part
                 tokenizer = self._behind_text if ids or is_behind_text else self._tokenizer
                 with translate_errors(self.path, ManifestError, "export the model again"):
-                    # Alone the library's other methods leave the interpreter to other threads.
-                    ids += tokenizer.encode_batch_fast([plain], add_special_tokens=False)[0].ids
+                    found = _encode_plain(tokenizer, plain)
+                    if not self._special_ids.isdisjoint(found):  # Unigram has special tokens among its pieces
+                        found = [
+                            token for cut in self._cut_special(plain) for token in _encode_plain(tokenizer, cut)
+                        ]
+                    ids += found
         if self._bos and ids[:1] != self._bos and not is_behind_text:
             ids = [*self._bos, *ids]
         return np.array(ids, np.int32)
+
+    def _cut_special(self, text: str) -> Iterator[str]:
+        """The parts of a text, cut within each special token that it spells."""
+        start = 0
+        for found in self._special_pattern.finditer(text):
+            if len(found[0].strip()) > 1:
+                cut = found.end() - len(found[0].lstrip()) + 1
+                yield text[start:cut]
+                start = cut
+        yield text[start:]
 
     def least_tokens(self, text: str, enough: int) -> int:
         """A lower bound of the number of tokens of text, which is read only until the bound exceeds enough."""

@@ -94,6 +94,22 @@ def test_tokenizers_made_to_harm_are_ended_in_a_process_of_their_own(
     assert Process().memory_info().rss - resident < 100 << 20
 
 
+def test_unigram_makes_no_special_tokens_of_text_either(tmp_path: Path) -> None:
+    """Its own are among the pieces that it finds in a text."""
+    pieces = ["<unk>", "<s>", "</s>", *"▁</s>ab"]
+    made = tokenizers.Tokenizer(tokenizers.models.Unigram([(piece, -1.0) for piece in pieces], 0, False))
+    made.add_special_tokens(pieces[:3])
+    made.decoder = tokenizers.decoders.Metaspace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path / "tokenizer.json")
+    for text in ("a<s>b</s>", "</s></s>", "<s>", "<ab"):
+        tokens = tokenizer.encode(text)
+        assert tokens.min() > 2
+        assert tokenizer.decode(tokens) == text
+    assert tokenizer.encode("a?b<s>")[:3].tolist() == [8, 0, 9]
+    assert tokenizer.encode("a</s>", special=True).tolist() == [8, 2]
+
+
 def test_a_tokenizer_is_tried_once_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
     tried: list[Path] = []
