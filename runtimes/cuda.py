@@ -14,7 +14,7 @@ from threading import Condition, RLock
 from typing import Any
 
 from edgespec.memory.device_memory import Nvidia
-from edgespec.runtimes.device_names import INSTALLS, Device
+from edgespec.runtimes.device_names import DEVICES, INSTALLS, Device
 from edgespec.runtimes.memory_errors import is_memory_error
 from edgespec.runtimes.plugins import Missing
 from edgespec.system.cancel import Cancel
@@ -27,13 +27,7 @@ CUDA = Device(
     "cuda",
     PROVIDER,
     "cuda",
-    options=(
-        # An arena that doubles would take up to twice of what workspace and KV cache need.
-        ("arena_extend_strategy", "kSameAsRequested"),
-        # Otherwise each thread that runs a pass makes handles of cuBLAS and cuDNN of its own, and each answer has
-        # a thread of its own. A session runs one pass at a time (docs/log/devices.md).
-        ("use_ep_level_unified_stream", "1"),
-    ),
+    options=tuple(DEVICES["cuda"]["options"].items()),
     # Weights are loaded once and never freed: in the arena they would only prevent its memory from being returned.
     entries=(("session.use_device_allocator_for_initializers", "1"),),
     # One thread starts the kernels; others would wait for shapes, which is all that the CPU is left with.

@@ -48,19 +48,14 @@ class Plugin(NamedTuple):
     options: _Options
 
 
-def _qnn_options(processor: str) -> _Options:
-    """On a processor without such an NPU the emulator needs to know which one to imitate."""
-    emulated = (("htp_arch", "75"), ("soc_model", "69")) if processor in ("x86_64", "AMD64") else ()
-    # By default the CPU turns floats that go in and out into levels, whose cache is the most of them.
-    return ("backend_type", "htp"), ("offload_graph_io_quantization", "0"), *emulated
-
-
+# The further options of a device that is imitated on such a processor.
+_EMULATOR = "emulator" if platform.machine() in ("x86_64", "AMD64") else ""
 PLUGINS = tuple(
     Plugin(
         name=name,
         provider=each["provider"],
         memory=each.get("memory", "cpu"),
-        options=_qnn_options(platform.machine()) if name == "qnn" else (),
+        options=(*each.get("options", {}).items(), *each.get(_EMULATOR, {}).items()),
         **each["plugin"],
     )
     for name, each in DEVICES.items()
@@ -168,16 +163,8 @@ def _hardware_kind(handle: Any) -> str:
     return str(handle.device.type).rpartition(".")[2].lower()
 
 
-# A pass is followed by the next one at once: clocks stay up. Graphs are compiled once and kept, so that the
-# compiler may take its time. The latency of a call is in microseconds.
-_QNN_REAL = (
-    ("htp_performance_mode", "burst"),
-    ("htp_graph_finalization_optimization_mode", "3"),
-    ("rpc_control_latency", "100"),
-)
 # With it the provider offers memory that CPU and NPU share. It needs the driver's library of the CPU.
 QNN_SHARED_MEMORY = ("enable_htp_shared_memory_allocator", "1")
-_OPENVINO_DEVICES = {"cpu": "CPU", "gpu": "GPU", "npu": "NPU"}
 
 
 def kind_options(plugin: str, kind: Kind, *, is_emulated: bool) -> _Options:
@@ -186,7 +173,7 @@ def kind_options(plugin: str, kind: Kind, *, is_emulated: bool) -> _Options:
     is_emulated: The device is imitated by the processor: no clocks to raise, no memory to share.
     """
     if plugin == "qnn" and not is_emulated:
-        return (*_QNN_REAL, QNN_SHARED_MEMORY)
+        return (*DEVICES["qnn"]["hardware"].items(), QNN_SHARED_MEMORY)
     if plugin == "openvino":  # the only option that its plugin reads; others are ignored with a warning
-        return (("load_config", json.dumps({_OPENVINO_DEVICES[kind]: {"PERFORMANCE_HINT": "LATENCY"}})),)
+        return (("load_config", json.dumps({kind.upper(): {"PERFORMANCE_HINT": "LATENCY"}})),)
     return ()
