@@ -62,7 +62,7 @@ class HeadDecoder(Decoder):
     def __init__(self, folder: HeadFolder, **options: Unpack[SessionOptions]) -> None:
         """Load the fuse graph, if there is one; raises as open_session does."""
         self.vocab_size, self.context_length = folder.manifest.vocab_size, folder.manifest.context_length
-        self._head = folder.head
+        self._head, self._store = folder.head, folder.hidden_states
         self._whole = WholeRows(folder.subset, self.vocab_size)
         self._features = Features(folder, **options)
         self._confidence: float | None = None
@@ -90,7 +90,7 @@ class HeadDecoder(Decoder):
         self.num_fed = 0
 
     def expect_drafts(self, is_expected: bool) -> bool:
-        return self._features.want(self, is_expected)
+        return self._store.want(self, is_expected)
 
     @abstractmethod
     def forget(self) -> None:
@@ -121,21 +121,12 @@ class Features:
             self._fuse = HeadGraph(folder.path / self._head.fuse_graph, folder.device, **options)
             self._fuse.require({"features"}, {"hidden"})
 
-    def want(self, reader: object, is_wanted: bool) -> bool:
-        """Note whether a reader needs the states of passes to come; returns whether the last ones left theirs."""
-        return self._store.want(reader, is_wanted)
-
-    @property
-    def first(self) -> int:
-        """How many of a text's first tokens have no known states."""
-        return self._store.first
-
     def num_known(self, tokens: TokenIds, *, is_last: bool = False) -> int:
         """How many of the first tokens have known hidden states.
 
         is_last: It is enough that the last of them has one.
         """
-        if len(self.skipped) < self.first and not is_last:
+        if len(self.skipped) < self._store.first and not is_last:
             return 0
         return max(0, self._store.known(append(self.skipped, tokens)) - len(self.skipped))
 

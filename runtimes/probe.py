@@ -83,13 +83,10 @@ class _Kind(NamedTuple):
 
     @property
     def matrix_bytes(self) -> int:
+        item_bytes = int(np.dtype(self.dtype).itemsize)
         if self.bits is None:
-            return _SIZE * _SIZE * self.item_bytes
-        return _SIZE * _SIZE // _BLOCK * (_BLOCK * self.bits // 8 + self.item_bytes)
-
-    @property
-    def item_bytes(self) -> int:
-        return int(np.dtype(self.dtype).itemsize)
+            return _SIZE * _SIZE * item_bytes
+        return _SIZE * _SIZE // _BLOCK * (_BLOCK * self.bits // 8 + item_bytes)
 
 
 # What the graph of a form is made of; the first kind that the device runs is probed.

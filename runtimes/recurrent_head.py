@@ -132,7 +132,7 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
 
     def _read_part(self, tokens: TokenIds, num_last: int) -> TokenIds:
         """A text from where it is read on, which is before the last num_last tokens."""
-        skipped, first = self._features.skipped, self._features.first
+        skipped, first = self._features.skipped, self._store.first
         start = 0 if self._head.reads_all else max(0, len(tokens) - num_last - MAX_UNREAD)
         if first < len(tokens) - num_last:
             start = max(start, first)
@@ -256,7 +256,7 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
             slots = [start + node for node in path]
             assert isinstance(self._passes.cache, SharedCache)
             self._passes.cache.move(slots, start)
-            self._own.move(slots, start)
+            self._own.put(start, self._own.of(slots))
         self._held = append(held, tree.tokens[path]) if path else held
 
     def _tree_rows(self, given: Pass) -> Logits:
@@ -318,7 +318,3 @@ class OwnStates:
     def drop_before(self, slot: int) -> None:
         skipped = min(max(0, slot - self._first), len(self._rows))
         self._first, self._rows = self._first + skipped, self._rows[skipped:]
-
-    def move(self, slots: list[int], start: int) -> None:
-        """Hold states of `slots` in the slots from `start` on, and of those before."""
-        self.put(start, self.of(slots))

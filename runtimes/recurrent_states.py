@@ -66,9 +66,8 @@ class RecurrentStates:
         """Bind for a pass of num_new tokens after the first num_past, which must be reachable."""
         able = [held for held in self._kept if held.num_settled <= num_past]
         self._kept = [replace(held, num_rows=min(held.num_rows, num_past - held.num_settled)) for held in able]
-        start = max((held for held in self._kept if held.end == num_past), key=_age, default=None) or self._empty(
-            0
-        )
+        ends = [held for held in self._kept if held.end == num_past]
+        start = max(ends, key=lambda held: held.num_settled, default=None) or self._empty(0)
         assert start.end == num_past
         self._read = start
         is_prompt = num_new > _PROMPT_TOKENS
@@ -117,7 +116,3 @@ class RecurrentStates:
 
     def _bind(self, name: str, array: npt.NDArray[Any]) -> None:
         self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-
-
-def _age(held: _Held) -> int:
-    return held.num_settled
