@@ -65,6 +65,8 @@ def run_command(session: ChatSession, line: str) -> Next:
                 f"/{name} takes one line, not {num_lines}; nothing was done. To send a text that begins with /, "
                 "type //"
             )
+        if argument and not command.argument:
+            raise UsageError(f"/{name} takes nothing else, not '{one_line(argument, 40)}'; nothing was done")
         return command.action(session, argument) or NOTHING
     raise _unknown_command(name)
 

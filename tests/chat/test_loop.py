@@ -170,6 +170,14 @@ def test_load_of_a_saved_chat_leads_to_open(session: ChatSession, tmp_path: Path
         run_command(session, f"/load {tmp_path / 'other'}")
 
 
+@pytest.mark.parametrize("command", ["/undo 2", "/retry in French", "/clear all"])
+def test_what_a_command_does_not_take_is_refused(session: ChatSession, command: str) -> None:
+    answer(session, "Hi")
+    with pytest.raises(UsageError, match=r"takes nothing else, not '.*'; nothing was done"):
+        run_command(session, command)
+    assert len(session.conversation.rounds) == 1
+
+
 @pytest.mark.parametrize("command", ["/save FILE\nfrom a text", "/clear\nmore", "/delete! 1\n2"])
 def test_a_text_of_several_lines_is_no_command_that_takes_one(
     session: ChatSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
