@@ -24,8 +24,14 @@ from edgespec.export.families import FAMILIES
 from edgespec.export.gguf import read_gguf
 from edgespec.export.roles import RoleRows, places, unpaired
 from edgespec.export.safetensors import read_tensors, require_floats
-from edgespec.export.settings import SourceSettings, read_json, require_no_pointer, translate_unusual
-from edgespec.export.sources import ADAPTER_SETTINGS, LoadedSource, join_hashes
+from edgespec.export.settings import (
+    ADAPTER_SETTINGS,
+    SourceSettings,
+    read_json,
+    require_no_pointer,
+    translate_unusual,
+)
+from edgespec.export.sources import LoadedSource, join_hashes
 from edgespec.export.tensors import StoredTensor, Tensors
 from edgespec.manifest import WITH_ADAPTER
 from edgespec.system.command_line import quote

@@ -29,6 +29,7 @@ _SAMPLING_NAMES = ("temperature", *_CUTS, "repetition_penalty")
 # What a GGUF file calls them; newer converters write them there.
 _GGUF_SAMPLING_NAMES = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
 _DIGITS = 6  # of single precision, in which GGUF has them
+ADAPTER_SETTINGS = "adapter_config.json"  # of PEFT
 
 
 class UnreadLayout(SourceError):

@@ -19,6 +19,7 @@ from edgespec.export.read_config import config_from_gguf, config_from_huggingfac
 from edgespec.export.roles import tensors_by_role
 from edgespec.export.safetensors import read_tensors, require_floats, weight_files
 from edgespec.export.settings import (
+    ADAPTER_SETTINGS,
     UNUSUAL,
     UnreadLayout,
     missing,
@@ -50,7 +51,6 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an a
 # Special tokens that only chat templates ask for; the manifest has the others.
 _OTHER_TOKENS = ("unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _GENERATION = "generation_config.json"
-ADAPTER_SETTINGS = "adapter_config.json"  # of PEFT
 _GPTQ = "quantize_config.json"  # of AutoGPTQ until 2023, beside a config.json that says nothing of it
 _MODELOPT = "hf_quant_config.json"  # of NVIDIA's modelopt, likewise
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from edgespec.config.drafter_names import WORDS as DRAFTER_WORDS
 from edgespec.errors import EdgeSpecError, ModelError, in_flags
-from edgespec.export.settings import advise_gguf, describe_unfinished
+from edgespec.export.settings import ADAPTER_SETTINGS, advise_gguf, describe_unfinished
 from edgespec.manifest import EXPORT_AGAIN, FILE_NAME, NO_MANIFEST, read_manifest
 from edgespec.setup import ollama_models
 from edgespec.setup.catalog import CATALOG
@@ -62,6 +62,9 @@ class HomeAdvice:
                 "the source"
             )
         if path.is_dir():
+            if (path / ADAPTER_SETTINGS).is_file():
+                way = f"edgespec export BASE --adapter {quote(path)} --output MODEL"
+                return f"{path} is a LoRA adapter, which runs with its base alone: {way}"
             advice = advise_gguf(path) or "give another folder"
             return f"{path} is a folder without {FILE_NAME} and config.json, so not a model; {advice}"
         if way := self.way_to(model):

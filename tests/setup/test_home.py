@@ -326,6 +326,10 @@ def test_folder_that_is_no_model_is_told_apart(home: ModelHome, tmp_path: Path) 
         with pytest.raises(ModelError, match=f"give the GGUF file itself: {tmp_path / 'm-Q4_0.gguf'}"):
             home.resolve(str(tmp_path))
         (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").touch()
+    with pytest.raises(ModelError, match=r"is a LoRA adapter, which runs with its base alone: models.export"):
+        home.resolve(str(tmp_path / "adapter"))
 
 
 def test_home_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
