@@ -42,14 +42,12 @@ class AnswerRequest:
 
     use: The tools that it may call.
     format_field: The field of the request that states what it has to match.
-    opens_reasoning: The prompt ends with the mark that begins the reasoning.
     """
 
     prompt: Text | Sequence[Turn]
     options: AnswerOptions
     use: ToolUse | None = None
     format_field: str | None = None
-    opens_reasoning: bool = False
 
     @property
     def sampling(self) -> SamplingParams:
@@ -327,15 +325,14 @@ def talk_plan(
 
     def requests(engine: Engine) -> Sequence[AnswerRequest]:
         require_followed(asked, engine)
-        thinking, template_options = thinking_of(asked, engine), template_options_of(asked)
         options = AnswerOptions(
             max_tokens=max_tokens,
             stop=stop,
             logprobs=logprobs,
             drafting=drafting_of(asked.speculation, prediction, engine.open_drafters),
             priority=priority,
-            thinking=thinking,
-            template_options=template_options,
+            thinking=thinking_of(asked, engine),
+            template_options=template_options_of(asked),
             prefill=prefill,
             response_format=format and format.value,
             thinking_budget=budget_of(asked, engine),
@@ -343,21 +340,12 @@ def talk_plan(
         )
         if use:
             options |= {"tools": use.tools, "tool_choice": use.choice, "parallel_tool_calls": use.is_parallel}
-        opens_reasoning = engine.opens_reasoning(
-            messages,
-            thinking=thinking,
-            template_options=template_options,
-            prefill=prefill,
-            response_format=format and format.value,
-            tool_choice=use.choice if use else None,
-        )
         return [
             AnswerRequest(
                 prompt=messages,
                 options={**options, "sampling": sampling_of(asked, engine, limits, i)},
                 use=use,
                 format_field=format and format.field,
-                opens_reasoning=opens_reasoning,
             )
             for i in range(num_answers)
         ]

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edgespec import AnswerStream, Chunk, Completion, Engine, FormatError, Stats, Tool, join_chunks
+from edgespec import AnswerStream, Chunk, Completion, Engine, FormatError, Stats, TextStream, Tool, join_chunks
 from edgespec.server.answer_fields import AnswerPlan, AnswerRequest
 from edgespec.server.answer_parts import Identity, notes_of, speculation_of
 from edgespec.server.client import Bodies, run_for_client, run_until_closing
@@ -25,7 +25,7 @@ from edgespec.server.model_host import HostedModel, Lease, ModelHost, in_daemon
 from edgespec.server.model_names import ModelNames
 from edgespec.server.request_log import RequestRecord, record_of
 from edgespec.server.sse import DONE, EVENTS, EventStream, StreamForm, event, line
-from edgespec.server.thinking import ReasoningTokens, count_reasoning
+from edgespec.server.thinking import ReasoningTokens, begins_open
 from edgespec.system.threads import in_thread
 
 T = TypeVar("T")
@@ -85,6 +85,7 @@ class Answers:
 
     opened: Those that are ready to be made: nothing is before its first chunk is asked for.
     firsts: The index of the first answer to each prompt.
+    are_open: For each answer what begins_open tells of it.
     reasoning: Counts the tokens of each answer that are reasoning; None where none is looked for.
     """
 
@@ -92,6 +93,7 @@ class Answers:
     requests: Sequence[AnswerRequest]
     opened: Sequence[AnswerStream]
     firsts: Sequence[int]
+    are_open: Sequence[bool | None]
     reasoning: Sequence[ReasoningTokens | None]
     stats: dict[int, Stats] = field(default_factory=dict)  # of those that have ended, by their index
     num_tokens: Counter[int] = field(default_factory=Counter)  # that were made so far, by the index of the answer
@@ -265,8 +267,12 @@ async def _lease_answers(
             await streams.enter_async_context(await _open_answer(services, engine, each)) for each in requests
         ]
         firsts = range(0, len(opened), len(opened) // plan.num_prompts)
-        reasoning = [count_reasoning(each, engine) for each in requests]
-        answers = Answers(lease, requests, opened, firsts, reasoning)
+        are_open = [*map(begins_open, requests, opened)]
+        reasoning = [
+            None if is_open is None else ReasoningTokens(TextStream(engine.tokenizer), is_open=is_open)
+            for is_open in are_open
+        ]
+        answers = Answers(lease, requests, opened, firsts, are_open, reasoning)
         try:
             yield answers
         finally:

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edgespec import CallArguments, CallStart, Chunk, Completion, ReasoningStream
-from edgespec.server.answer_fields import AnswerPlan, AnswerRequest, format_of, talk_plan
+from edgespec.server.answer_fields import AnswerPlan, format_of, talk_plan
 from edgespec.server.answer_parts import Identity, TokenWords, chat_logprobs, new_identity
 from edgespec.server.answers import Answers, Services, choice_events, respond
 from edgespec.server.errors import wrong
@@ -48,13 +48,13 @@ def chat_plan(asked: ChatRequest, limits: Limits) -> AnswerPlan:
 
 async def _document(asked: ChatRequest, identity: Identity, answers: Answers) -> dict[str, Any]:
     words = answers.model.words if asked.logprobs else None
-    made = zip(await answers.complete(), answers.requests, strict=True)
-    choices = [_choice(i, answer, request, words) for i, (answer, request) in enumerate(made)]
+    made = zip(await answers.complete(), answers.are_open, strict=True)
+    choices = [_choice(i, answer, is_open, words) for i, (answer, is_open) in enumerate(made)]
     return {**answers.head(identity, "chat.completion"), "choices": choices, **answers.tail()}
 
 
-def _choice(index: int, answer: Completion, request: AnswerRequest, words: TokenWords | None) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", **content_of(answer.text, request), "refusal": None}
+def _choice(index: int, answer: Completion, is_open: bool | None, words: TokenWords | None) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", **content_of(answer.text, is_open), "refusal": None}
     if answer.tool_calls:
         calls = [call.as_dict() for call in answer.tool_calls]
         message |= {"content": message["content"] or None, "tool_calls": calls}
@@ -69,7 +69,7 @@ def _choice(index: int, answer: Completion, request: AnswerRequest, words: Token
 def _events(asked: ChatRequest, identity: Identity, answers: Answers) -> AsyncGenerator[bytes, None]:
     head = answers.head(identity, "chat.completion.chunk")
     words = answers.model.words if asked.logprobs else None
-    reasoning = [reasoning_of(request) for request in answers.requests]
+    reasoning = [*map(reasoning_of, answers.are_open)]
     firsts = [_delta(i, {"role": "assistant", "content": ""}) for i in range(len(answers.requests))]
 
     def choices(index: int, chunk: Chunk) -> list[dict[str, Any]]:

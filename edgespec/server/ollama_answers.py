@@ -93,7 +93,7 @@ class OllamaWriter:
     async def document(self, answers: Answers) -> dict[str, Any]:
         loaded_s = self._begin(answers)
         (answer,) = await answers.complete()
-        fields: dict[str, Any] = content_of(answer.text, answers.requests[0])
+        fields: dict[str, Any] = content_of(answer.text, answers.are_open[0])
         if answer.tool_calls:
             fields["tool_calls"] = enumerate(answer.tool_calls)
         document = self.document_of(answers.lease.shown_name, fields)
@@ -103,7 +103,7 @@ class OllamaWriter:
 
     async def lines(self, answers: Answers) -> AsyncGenerator[bytes, None]:
         loaded_s, name = self._begin(answers), answers.lease.shown_name
-        reasoning, events = reasoning_of(answers.requests[0]), list[CallStart | CallArguments | CallEnd]()
+        reasoning, events = reasoning_of(answers.are_open[0]), list[CallStart | CallArguments | CallEnd]()
         async with aclosing(answers.chunks()) as chunks:
             async for _, chunk in chunks:
                 is_last = chunk.finish_reason is not None

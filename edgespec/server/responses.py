@@ -189,7 +189,7 @@ class _Response:
         self._use = self._request.use
         self._stated = self._use or ToolUse.parse(asked.tools)  # also where none may be called
         self._reason: str | None = None  # why the answer ended
-        self._reasoning = reasoning_of(self._request)
+        self._reasoning = reasoning_of(answers.are_open[0])
         self._num_reasoning = 0  # tokens of reasoning that came so far
         self._logprobs: list[dict[str, Any]] = []  # of tokens that may yet be reasoning
         self._untold: list[dict[str, Any]] = []  # of tokens that are none, and whose text may come

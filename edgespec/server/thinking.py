@@ -7,7 +7,7 @@ responses it is an item of the type reasoning.
 from collections.abc import Sequence
 from typing import Any
 
-from edgespec import Engine, ReasoningStream, TextStream, split_reasoning
+from edgespec import AnswerStream, ReasoningStream, TextStream, split_reasoning
 from edgespec.server.answer_fields import AnswerRequest
 
 _NAMES = {True: "reasoning_content", False: "content"}
@@ -42,28 +42,23 @@ class ReasoningTokens:
                 return
 
 
-def reasoning_of(request: AnswerRequest) -> ReasoningStream | None:
-    """Takes the reasoning of an answer from its text; None where it begins behind the reasoning."""
-    return ReasoningStream(is_open=request.opens_reasoning) if _may_reason(request) else None
-
-
-def count_reasoning(request: AnswerRequest, engine: Engine) -> ReasoningTokens | None:
-    """Counts the reasoning of an answer, where reasoning_of looks for it."""
-    if not _may_reason(request):
-        return None
-    return ReasoningTokens(TextStream(engine.tokenizer), is_open=request.opens_reasoning)
-
-
-def _may_reason(request: AnswerRequest) -> bool:
+def begins_open(request: AnswerRequest, answer: AnswerStream) -> bool | None:
+    """True if an answer begins within the reasoning, and None if behind it, so that it has none."""
     options = request.options
-    return not options.get("raw") and (request.opens_reasoning or not options.get("prefill"))
+    may_reason = not options.get("raw") and (answer.opens_reasoning or not options.get("prefill"))
+    return answer.opens_reasoning if may_reason else None
 
 
-def content_of(text: str, request: AnswerRequest) -> dict[str, str]:
+def reasoning_of(is_open: bool | None) -> ReasoningStream | None:
+    """Takes the reasoning of an answer from its text; is_open is as begins_open tells it."""
+    return None if is_open is None else ReasoningStream(is_open=is_open)
+
+
+def content_of(text: str, is_open: bool | None) -> dict[str, str]:
     """The fields of a message with an answer's text; reasoning_content only where there is reasoning."""
-    if not _may_reason(request):
+    if is_open is None:
         return {"content": text}
-    reasoning, content = split_reasoning(text, is_open=request.opens_reasoning)
+    reasoning, content = split_reasoning(text, is_open=is_open)
     return {"content": content} | ({"reasoning_content": reasoning} if reasoning else {})
 
 
