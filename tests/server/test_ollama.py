@@ -270,9 +270,9 @@ def test_a_result_whose_call_the_client_dropped_is_read(
         (CHAT, {"options": {"seed": "x"}}, "options.seed is 'x': wanted a whole number"),
         (CHAT, {"keep_alive": "soon"}, "keep_alive is 'soon'; wanted seconds, or a time such as 5m"),
         (CHAT, {"messages": [{"role": "user", "content": "the " * 3000}]}, "tokens"),
-        ("/api/embed", {"input": "x"}, "a vector of a text needs one that was trained for embeddings"),
+        ("/api/embed", {"input": "x"}, "embeddings need one that was trained for them"),
         ("/api/embed", {}, "input is missing; give a text, or an empty one to load the model"),
-        ("/api/embed", {"input": ""}, "a vector of a text needs one that was trained for embeddings"),
+        ("/api/embed", {"input": ""}, "embeddings need one that was trained for them"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_words(
@@ -281,7 +281,9 @@ def test_what_cannot_be_is_refused_in_words(
     caplog.set_level("INFO", "edgespec.server")
     assert said in refusal(served, path, **fields)
     served.wait_until(lambda: f"POST {path} 400" in caplog.text)
-    code = "context_length_exceeded" if said == "tokens" else "unsuited_model" if "vector" in said else "invalid"
+    code = (
+        "context_length_exceeded" if said == "tokens" else "unsuited_model" if "embeddings" in said else "invalid"
+    )
     assert code in caplog.text, "the log has the kind of error, also of what would be streamed"
 
 
