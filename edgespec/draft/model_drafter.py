@@ -4,6 +4,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
+from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from edgespec.draft.drafter import Drafter, DrafterCan, DraftRequest
 from edgespec.draft.limits import MAX_OTHERS
 from edgespec.draft.model_rates import confidence_class
 from edgespec.draft.speculation import Speculation
+from edgespec.system.clock import Clock
 from edgespec.types import Distribution, Logits, Row, Sampler, TokenIds, append
 
 
@@ -60,6 +62,7 @@ class ModelDrafter(Drafter):
         where the text holds a token that the drafter does not have.
     speculation: Drafts for this model.
     respell: Turns guesses into other tokens with the text of these; unused where a request wants distributions.
+    clock: By which its passes are timed for its own drafts.
     """
 
     decoder: Decoder
@@ -67,6 +70,7 @@ class ModelDrafter(Drafter):
     name: str = "model"
     speculation: Speculation | None = None
     respell: Callable[[list[int]], list[int]] | None = None
+    clock: Clock = perf_counter
 
     @property
     def can(self) -> DrafterCan:
@@ -152,12 +156,12 @@ class ModelDrafter(Drafter):
         self, tokens: TokenIds, num_tokens: int, request: DraftRequest, sampler: Sampler, speculation: Speculation
     ) -> Generator[Guess, None, None]:
         """num_tokens drafted tokens one by one, for which others draft in turn."""
-        own, policy = _TrimmedDecoder(self.decoder, self.vocab_size), speculation.policy()
+        own, policy = _TrimmedDecoder(self.decoder, self.vocab_size), speculation.policy(clock=self.clock)
         distributions: list[Distribution] = []
         accept = _equality_with(distributions) if request.with_distributions else equality
         text = tokens
         try:
-            for block in speculative_decode(tokens, own, sampler, policy, accept, num_tokens):
+            for block in speculative_decode(tokens, own, sampler, policy, accept, num_tokens, clock=self.clock):
                 for token, row in zip(block.tokens, block.logits, strict=False):
                     q = distributions[len(text) - len(tokens)] if distributions else None
                     yield _guess(row, int(token), q, text, request, sampler, block.confidence)
