@@ -98,7 +98,7 @@ class Conversation:
         self._replaced: _Answered | None = None  # what the current answer takes the place of
         self._asked: CallMessage | None = None  # calls that the last answer ended with, without results so far
         self._before: _State | None = None  # of the round before the last one, until undo takes that back
-        self._undone: tuple[Round, _State, _State | None] | None = None  # by undo, and the state that it had
+        self._undone: tuple[Round, _State] | None = None  # by undo, and the state that it had
         self._chunks: list[Chunk] = []  # of the current answer, filled by its reply
         self._reply: Callable[[], Reply | None] = lambda: None  # which fills it, weakly
         self._lock = RLock()  # held while a message is added or taken back
@@ -314,7 +314,7 @@ class Conversation:
                 return None
             self._take_made()
             removed, before = self._rounds[-1], self._before
-            undone = removed, self._state, before
+            undone = removed, self._state
             self._cut(len(self._rounds) - 1)
             if before:
                 self._state = before
@@ -326,10 +326,10 @@ class Conversation:
         require_kind("removed", removed, Round, "a Round, which undo returned")
         with self._lock:
             self._require_idle()
-            undone = self._undone
+            undone, before = self._undone, self._state
             self._restore([*self._rounds, removed], self._num_dropped)
             if undone and undone[0] is removed:
-                _, self._state, self._before = undone
+                self._state, self._before = undone[1], before
 
     def clear(self) -> None:
         """Forget everything except the system message."""

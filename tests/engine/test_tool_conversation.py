@@ -160,6 +160,19 @@ def test_a_message_that_is_put_back_has_its_calls_and_seeds_again() -> None:
     assert conversation.calls == ()
 
 
+def test_an_answer_that_is_rewritten_while_a_message_is_away_has_no_calls_again() -> None:
+    conversation, _ = talk()
+    conversation.say("Rain?")
+    conversation.say("talk")
+    removed = conversation.undo()
+    assert removed
+    assert conversation.calls
+    conversation.rewrite("It will not rain.")
+    conversation.redo(removed)
+    conversation.undo()
+    assert conversation.calls == ()
+
+
 def test_calls_alone_are_no_answer() -> None:
     conversation, engine = talk()
     conversation.say("two")
