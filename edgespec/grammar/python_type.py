@@ -84,7 +84,7 @@ def type_schema(kind: Any) -> dict[str, Any]:
         return schema
 
     try:
-        found = msgspec.json.schema(kind, ref_template="#/$defs/{name}", schema_hook=of_pydantic)
+        found = msgspec.json.schema(kind, schema_hook=of_pydantic)
     except Exception as error:  # pydantic has errors of its own
         said = (str(error) or type(error).__name__).splitlines()[0]
         raise TypeError(next((plain for words, plain in _KINDS if re.search(words, said)), said)) from None

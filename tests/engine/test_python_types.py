@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
+import msgspec
 import pytest
 from msgspec import Meta
 
 from edgespec import Engine, FormatError, UsageError, load
 from edgespec.engine.request import require_format
-from edgespec.grammar.python_type import read_schema, read_value
+from edgespec.grammar.python_type import read_schema, read_value, type_schema
 from edgespec.tools.function_arguments import schema_of, typed_arguments
 
 PROMPT = "the in the an"
@@ -151,6 +152,13 @@ def test_pydantic_classes_are_known_by_their_own_methods(engine: Engine) -> None
     callback = pydantic.create_model("Odd", call=(Callable[[], int], ...))
     with pytest.raises(FormatError, match="cannot be written as a JSON schema"):
         read_schema(callback)
+
+
+def test_msgspec_0_20_has_schemas_of_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes fewer arguments than later ones."""
+    schema = msgspec.json.schema
+    monkeypatch.setattr(msgspec.json, "schema", lambda kind, *, schema_hook: schema(kind, schema_hook=schema_hook))
+    assert type_schema(int) == {"type": "integer"}
 
 
 def test_a_type_that_json_lacks_is_named_without_advice_to_programmers_of_the_library() -> None:
