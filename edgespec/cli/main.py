@@ -23,11 +23,10 @@ from edgespec.cli.doctor import add_devices, add_doctor
 from edgespec.cli.export import add_export
 from edgespec.cli.models import add_models
 from edgespec.cli.parser import CommandParser
-from edgespec.cli.plan import add_pair, add_plan
+from edgespec.cli.plan import add_pair, add_plan, add_simulate
 from edgespec.cli.preset import add_preset
 from edgespec.cli.serve import add_serve
 from edgespec.cli.service import add_service
-from edgespec.cli.simulate import add_simulate
 from edgespec.cli.stats import add_stats
 from edgespec.cli.train import add_train
 from edgespec.config.config_file import Setting, default_home, read_settings, unknown_variables

@@ -24,8 +24,8 @@ _FEW = 16  # so many tokens are all tried
 _MAX_TRIED = 300  # tokens in all, some 0.03 s
 
 
-class _State(NamedTuple):
-    """A state on a way; rank is by how little its tokens were preferred."""
+class _Way(NamedTuple):
+    """Tokens that may follow, and the state behind them; rank is by how little they were preferred."""
 
     rank: int
     tokens: tuple[int, ...]
@@ -125,7 +125,7 @@ class Closer:
 
     def _search(self, matcher: Matcher, max_tokens: int) -> tuple[int, ...] | None:
         """The first way that is found by trying several tokens in each of several states, by their length."""
-        states, left = [_State(0, (), matcher.deep_copy())], _MAX_TRIED
+        states, left = [_Way(0, (), matcher.deep_copy())], _MAX_TRIED
         while states and left > 0:
             states.sort(key=lambda state: (len(state.tokens), state.rank))
             shortest = len(states[0].tokens)
@@ -219,12 +219,12 @@ def _is_free(mask: Mask) -> bool:
     return bool(np.count_nonzero(mask) * _FREE_SHARE > len(mask))
 
 
-def _behind(state: _State, rank: int, step: list[int]) -> _State | None:
+def _behind(state: _Way, rank: int, step: list[int]) -> _Way | None:
     """The state behind some tokens; None where they may not follow."""
     matcher = state.matcher.deep_copy()
     if matcher.try_consume_tokens(step) < len(step):
         return None
-    return _State(state.rank + rank, (*state.tokens, *step), matcher)
+    return _Way(state.rank + rank, (*state.tokens, *step), matcher)
 
 
 def _allowed(tokens: Ids, mask: Mask, num_tokens: int | None = None) -> list[int]:

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from edgespec.cli.main import main
-from edgespec.cli.simulate import RECORDING
+from edgespec.cli.plan import RECORDING
 from edgespec.errors import UsageError
 from edgespec.simulation.lane_picture import OWN, PREFETCHED, WAITED, ObservedPass, ObservedRun, draw, observe
 from edgespec.simulation.machines import Machine, find_machine, read_machines
