@@ -52,7 +52,12 @@ def ask_at_terminal(name: str, show: Callable[[str], None]) -> Permission:
     """Ask on stderr and read stdin; what was typed before the question is no answer."""
 
     def read(question: str) -> str:
-        if sys.platform != "win32":
+        if sys.platform == "win32":
+            import msvcrt
+
+            while msvcrt.kbhit():
+                msvcrt.getwch()
+        else:
             with suppress(termios.error, OSError, ValueError):
                 termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
         sys.stderr.write(question)

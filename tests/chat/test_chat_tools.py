@@ -2,10 +2,12 @@
 
 import json
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -332,6 +334,15 @@ def test_only_a_clear_yes_is_one(typed: list[str], is_typing: bool, expected: Pe
     assert ask_permission("weather", read, shown.append, is_typing=is_typing) is expected
     assert len(questions) == len(typed)
     assert len(shown) == len(typed) - 1
+
+
+def test_what_was_typed_before_a_question_on_windows_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = [*"yes\r"]
+    console = SimpleNamespace(kbhit=lambda: bool(typed), getwch=lambda: typed.pop(0))
+    monkeypatch.setitem(sys.modules, "msvcrt", console)
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(readline=lambda: "".join(typed)))
+    assert ask_at_terminal("weather", pytest.fail) is Permission.NO
 
 
 def test_the_end_of_the_input_is_no(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
