@@ -66,8 +66,8 @@ STAGES = {
     "hashing": (lambda: before(output_module, "file_record"), False),
     "manifest": (lambda: before(output_module, "write_manifest"), False),
     "written": (lambda: after(output_module, "write_manifest"), False),
-    "renaming": (lambda: before(os, "replace"), False),
-    "renamed": (lambda: after(os, "replace"), True),
+    "renaming": (lambda: before(output_module, "install_folder"), False),
+    "renamed": (lambda: after(output_module, "install_folder"), True),
 }
 for stage, (prepare, is_whole) in STAGES.items():
     assert exporting(prepare) == signal.SIGKILL, stage
@@ -136,8 +136,8 @@ def test_second_export_to_one_output_waits_for_the_first(tiny_gguf: Path, tmp_pa
     output = tmp_path / "out"
     program = (
         "import sys; from pathlib import Path; from edgespec.export import convert;"
-        "convert._write_files = (lambda write: lambda *given: (print('busy', flush=True), sys.stdin.readline(),"
-        " write(*given))[2])(convert._write_files);"
+        "convert.write_text = (lambda write: lambda *given: (print('busy', flush=True), sys.stdin.readline(),"
+        " write(*given))[2])(convert.write_text);"
         "convert.export_model(Path(sys.argv[1]), Path(sys.argv[2]))"
     )
     command = [sys.executable, "-c", program, str(tiny_gguf), str(output)]
