@@ -79,6 +79,8 @@ class ToolProcess:
 
     def run(self, call: ToolCall) -> CallResult:
         """Run a tool; its errors are part of the result."""
+        if self._process is not None and self._process.poll() is not None:  # it has ended since the call before
+            self.close()
         try:
             process = self._process or self._start()
             reply = self._ask(process, {"name": call.name, "arguments": call.arguments})

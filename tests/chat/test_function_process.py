@@ -215,6 +215,15 @@ def test_a_call_that_hangs_is_ended_with_its_children(path: Path, tmp_path: Path
     process.close()
 
 
+def test_a_call_after_the_process_has_ended_starts_it_anew(path: Path) -> None:
+    process = open_functions(path)
+    assert process._process is not None
+    process._process.kill()
+    process._process.wait()
+    assert process.run(call("later")).text == "done"
+    process.close()
+
+
 @pytest.mark.slow
 def test_an_interrupted_call_leaves_no_reply_for_the_next_one(path: Path) -> None:
     def interrupted(process: LineProcess, request: bytes, *_: object) -> bytes:
