@@ -173,7 +173,7 @@ def quality(check: Check, form: str) -> str | None:
     more = "fp16" if form == "npu" else "int8 or source"
     lost = f"At {1 - check.agreement:.0%} of positions it would choose another token than its source"
     is_usable = check.agreement >= _WORSE
-    result = "its texts are others, and somewhat worse" if is_usable else "expect clearly worse texts"
+    result = "its texts differ, and are somewhat worse" if is_usable else "expect clearly worse texts"
     return f"{lost}: {result}. More bits (--precision {more}) keep more."
 
 

@@ -50,7 +50,7 @@ def report_template(vocabulary: Vocabulary, tokenizer: Tokenizer, report: Report
     """Report what will go wrong in a chat; a template may refuse a conversation, but not fail or lose a text."""
     template = vocabulary.chat_template
     if not template:
-        report("the source has no chat template: the model continues texts, and may not answer them")
+        report("the source has no chat template: the model only continues texts, and may not answer them")
         return
     tokens = {"bos_token": vocabulary.bos_token_id, "eos_token": next(reversed(vocabulary.eos_token_ids), None)}
     special = {name: tokenizer.id_to_token(token) or "" for name, token in tokens.items() if token is not None}

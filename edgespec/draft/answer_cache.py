@@ -109,7 +109,8 @@ class AnswerCache:
         tokens = self._parse(content)
         if tokens is None:
             self._report_once(
-                f"earlier answers are not used: {self.path} is damaged or foreign; a new file takes its place"
+                f"earlier answers are not used: {self.path} is damaged or of another program; a new file "
+                "replaces it"
             )
             return _EMPTY
         return tokens

@@ -133,7 +133,7 @@ class MemoryWatch:
         if after != before:
             wanted = (floor if after > before else spare)(self.tiers[min(before, after)])
             place = min(free, key=lambda place: free_bytes[place] - wanted[place])
-            least = f", and {format_bytes(wanted[place])} are to be" if after > before else ""
+            least = f", and {format_bytes(wanted[place])} are needed" if after > before else ""
             self.reason = _format_free(free[place]) + least
 
     def forget(self, cache: int) -> None:

@@ -213,7 +213,7 @@ def open_engine(setup: Setup) -> Engine:
         engine = Engine(model, caches, drafters)
         if not engine.has_chat_template and not engine.manifest.pooling:
             name = engine.manifest.name
-            setup.wish.report(f"{name} has no chat template: it continues your text, and may not answer it")
+            setup.wish.report(f"{name} has no chat template: it only continues your text, and may not answer it")
         drafters.pool.watch_while_idle()
         move_to_huge_pages(setup.memory.needed.get(HOST, 0))
         undone.pop_all()  # the engine closes them from here on

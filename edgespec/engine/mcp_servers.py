@@ -167,7 +167,7 @@ def require_allowed(allow: Collection[str], tools: Sequence[Tool]) -> set[str]:
     names = [tool.name for tool in tools]
     if unknown := [name for name in allow if name not in (*names, ALL)]:
         raise UsageError(
-            f"'{one_line(unknown[0], 60)}' is allowed, and there is no such tool; there are {', '.join(names)} "
+            f"'{one_line(unknown[0], 60)}' is allowed, but there is no such tool; there are {', '.join(names)} "
             f"(or {ALL})"
         )
     return {*names} if ALL in allow else {*allow}

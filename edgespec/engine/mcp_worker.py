@@ -68,7 +68,7 @@ def main() -> int:
         if not hasattr(mcp, "Client"):
             raise ImportError("it is older than 2.0")
     except ImportError as error:
-        write({"error": f'tools of MCP servers need the package mcp ({error}); pip install "edgespec[mcp]"'})
+        write({"error": f'tools of MCP servers need the package mcp ({error}); run: pip install "edgespec[mcp]"'})
         return 0
     asyncio.run(_work(requests, write))
     return 0

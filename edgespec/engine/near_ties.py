@@ -35,7 +35,7 @@ def find_near_tie(setup: Setup, decoder: Decoder, encoder: PromptEncoder) -> flo
     target, placement, report = setup.memory.target, setup.placement, setup.wish.report
     known = setup.known.width_changes.get(placement.machine)
     if known is None:
-        report(f"measuring how much the width of passes changes: {target.manifest.name}")
+        report(f"measuring how much logits depend on the width of passes: {target.manifest.name}")
         known = measure_width_change(decoder, _texts(encoder, decoder.context_length))
         if target.manifest.is_ours:
             stats = known_stats(target)

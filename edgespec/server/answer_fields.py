@@ -127,8 +127,8 @@ def _names(asked: str | None, open_drafters: Sequence[str]) -> Sequence[str] | N
         there = ", ".join(["auto", "none", *open_drafters])
         raise wrong(
             "speculation",
-            f"names '{unknown[0][:40]}', which is not open; there are: {there}. Others are opened by edgespec "
-            "serve --drafter",
+            f"names '{unknown[0][:40]}', which is not open; open are: {there}. edgespec serve --drafter opens "
+            "others",
             "speculation.drafter",
         )
     return names
@@ -271,7 +271,7 @@ def budget_of(asked: TalkRequest, engine: Engine) -> int | None:
         return None
     if not engine.can_think:
         model = asked.model or engine.manifest.name
-        raise wrong(name, f"is given, but {model} does not reason before it answers; leave it out")
+        raise wrong(name, f"is given, but {model} does not think before it answers; leave it out")
     return budget
 
 

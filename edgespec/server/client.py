@@ -98,7 +98,7 @@ class Bodies:
         if self._num_bytes + len(part) > self.limits.bodies_bytes:
             raise ApiError(
                 429,
-                f"bodies of {format_bytes(self.limits.bodies_bytes)} are being read; ask again later",
+                f"bodies of {format_bytes(self.limits.bodies_bytes)} are being read; try again later",
                 headers={"Retry-After": str(RETRY_S), "Connection": "close"},
             )
         body += part

@@ -104,7 +104,8 @@ class Preempted(ApiError):
     def __init__(self) -> None:
         super().__init__(
             503,
-            "a request of a higher priority needs the place of this model; ask again, or raise --max-models",
+            "a request of a higher priority needs the place of this model; send the request again, or raise "
+            "--max-models",
             code="preempted",
             headers={"Retry-After": str(RETRY_S)},
         )
@@ -136,7 +137,7 @@ def explain(error: Exception, path: str = "") -> ApiError:
             return ApiError(500, said, code="engine_error")
         case EdgeSpecError():
             return ApiError(500, "the model cannot be used; the server's log says why", code="engine_error")
-    return ApiError(500, "the server failed at this request; its log says more", code="internal_error")
+    return ApiError(500, "the server failed on this request; its log says more", code="internal_error")
 
 
 def _explain_usage(message: str, conversation: str) -> ApiError:

@@ -54,7 +54,8 @@ class Admission:
         if self.num_taken + num_answers > self.num_places:
             raise ApiError(
                 429,
-                f"{self.num_taken} answers are being made or wait, and {self.num_places} may; ask again later",
+                f"{self.num_taken} answers are being made or waiting, and the limit is {self.num_places}; try "
+                "again later",
                 # An answer leaves after about the mean over the number of them.
                 headers={"Retry-After": str(min(_LONGEST_S, max(1, ceil(self._mean_s / max(1, self.num_taken)))))},
             )

@@ -64,7 +64,7 @@ async def show(services: Services, request: Request) -> Response:
             hosted = await in_thread(services.hosted, name)
             context = hosted.engine.context_length if hosted else model.context_length
             return JSONResponse(await in_thread(_description, model, context))
-    raise ApiError(404, f"{name} is not prepared yet; ask it something first", param="model")
+    raise ApiError(404, f"{name} is not prepared yet; send it a request first", param="model")
 
 
 async def pull(services: Services, request: Request) -> Response:
@@ -78,8 +78,8 @@ async def pull(services: Services, request: Request) -> Response:
 async def refuse_change(services: Services, request: Request) -> Response:
     raise ApiError(
         403,
-        "no request changes the models of this server; its user does, with edgespec models (pull, rename, "
-        "remove) and edgespec export",
+        "requests cannot change the models of this server; use edgespec models (pull, rename, remove) and "
+        "edgespec export",
     )
 
 

@@ -45,12 +45,12 @@ def require_key_on_network(host: str, key: str | None) -> None:
         )
     if key is not None and not (key.isascii() and key.isprintable() and key == key.strip()):
         raise UsageError(
-            "--api-key or EDGESPEC_API_KEY has white space at an end, or a character that no header of HTTP can "
-            "hold, so that no client could send it; give a key of the letters a to z, digits and signs"
+            "--api-key or EDGESPEC_API_KEY begins or ends with white space, or has a character that an HTTP "
+            "header cannot contain; give a key of ASCII letters, digits and signs"
         )
     if key is None and not is_loopback(host):
         raise UsageError(
-            f"--host {host} lets other machines in, and there is no key; give one with --api-key or "
+            f"--host {host} lets other machines use the server, and there is no key; give one with --api-key or "
             "EDGESPEC_API_KEY, or use --host 127.0.0.1"
         )
 
@@ -126,8 +126,8 @@ class Security:
         if not {origin.lower() for origin in headers.getlist("origin")} <= own | self._origins:
             raise ApiError(
                 403,
-                "pages of other sites may not use this server; ask from a program, or name the site: edgespec "
-                "serve --allow-origin URL",
+                "web pages of other sites may not use this server; to allow one: edgespec serve --allow-origin "
+                "URL",
             )
         if self._key is not None and path not in _OPEN and not _has_key(headers, self._key):
             raise ApiError(

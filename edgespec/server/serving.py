@@ -87,7 +87,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         num_left = len(self.server_state.tasks)
-        _LOG.info("shutting down; requests that are being answered: %d, with %g s to end", num_left, self._drain_s)
+        _LOG.info("shutting down; requests being answered: %d, with %g s to finish", num_left, self._drain_s)
         timer = asyncio.get_running_loop().call_later(self._drain_s, self._is_closing.set)
         try:
             await super().shutdown(sockets)
@@ -266,7 +266,7 @@ async def _refuse_more(app: Any, num_connections: int, scope: Scope, receive: Re
     """Say that there are too many connections, except to who asks if the server runs."""
     full = ApiError(
         503,
-        f"{num_connections} connections are open, and no more may be; ask again later",
+        f"{num_connections} connections are open, which is the limit; try again later",
         headers={"Retry-After": str(RETRY_S), "Connection": "close"},
     )
     await (app if scope["path"] == OPEN_PAGE else error_response(full, scope["path"]))(scope, receive, send)

@@ -119,12 +119,12 @@ def complete_profile(
 ) -> Profile:
     """Measure what a profile lacks of a target and its drafters."""
     if known is None:
-        report(f"measuring passes of several widths: {name}")
+        report(f"measuring how long passes take: {name}")
         known = profile_target(target, longest)
     known = replace(known, widths=target.can.widths)  # one that was stored may not say it
     for each, drafter in drafters.items():
         if each not in known.drafters:
-            report(f"measuring what drafts take, and both at once: {each}")
+            report(f"measuring how long drafts take: {each}")
             found = profile_drafter(drafter, target, known)
             known = replace(known, drafters={**known.drafters, each: found})
     return known

@@ -485,14 +485,14 @@ def test_an_answer_is_changed_continued_begun_and_exported(tmp_path: Path) -> No
     terminal.enter("/answer")
     terminal.ready()
     terminal.type("\x7f, two,")
-    terminal.ask("", "the answer is changed")
+    terminal.ask("", "the answer is edited")
     terminal.ask("/go", "three")
     terminal.ask("/prefill 1.", "begins with")
     terminal.ask("list", "apples")
     assert "1. apples" in terminal.settle()
     terminal.ask("/go", "the model ended the answer here and added nothing")
     terminal.ask(f"/export {tmp_path / 'talk.md'}", "4 messages written")
-    terminal.ask(f"/export {tmp_path / 'talk.txt'}", "names no format")
+    terminal.ask(f"/export {tmp_path / 'talk.txt'}", "does not say the format")
     terminal.leave()
     written = (tmp_path / "talk.md").read_text()
     assert "## You\n\ncount\n\n## Answer\n\none, two, three\n" in written
@@ -537,7 +537,7 @@ def test_reasoning_is_dimmed_folded_hidden_switched_off_and_bounded(tmp_path: Pa
     terminal.ask("/think 50", "at most 50 tokens")
     answers_whole = terminal.position
     terminal.ask("why", "drafting is off")
-    assert "which is its budget" not in terminal.written[answers_whole:]
+    assert "the limit that /think set" not in terminal.written[answers_whole:]
     terminal.ask("/think 0", "at most 0 tokens")
     terminal.ask("/think -1", "no limit")
     terminal.ask("/think off")
@@ -561,7 +561,7 @@ def test_a_conversation_is_shortened_to_a_summary_and_back(tmp_path: Path) -> No
     assert [each.title for each in list_chats(tmp_path / "chats")] == ["two", "one"]
     terminal.ask("/compact undo", "4 messages")
     assert user_messages(tmp_path) == ["one", "two"]
-    terminal.ask("/compact undo", "was not shortened here")
+    terminal.ask("/compact undo", "was not shortened")
     terminal.leave()
     assert sorted(len(each.transcript.messages) for each in list_chats(tmp_path / "chats")) == [4, 6]
 
@@ -830,7 +830,7 @@ def test_a_real_model_stops_while_it_reads_and_while_it_answers(smollm2: Path, t
     terminal.wait_for("stopped")
     terminal.ready()
     assert sum(event["ph"] == "X" for event in json.loads(trace.read_text())["traceEvents"]) > 3
-    terminal.ask("/stats", "tokens a pass")
+    terminal.ask("/stats", "tokens per pass")
     terminal.ask("/set max_tokens 20")
     terminal.ask("/drafter none", "drafter: none")
     terminal.ask("Name three rivers.", "drafting is off")

@@ -376,7 +376,7 @@ def test_results_are_shown_in_short() -> None:
 def test_tools_that_are_allowed_have_to_be_there(tmp_path: Path) -> None:
     path = tmp_path / "tools.py"
     path.write_text("def f(): pass\ndef g(): pass\n")
-    with pytest.raises(UsageError, match=r"'h' is allowed, and there is no such tool; there are f, g \(or all\)"):
+    with pytest.raises(UsageError, match=r"'h' is allowed, but there is no such tool; there are f, g \(or all\)"):
         open_tools(path, (), ["f", "h"])
     box = open_tools(path, (), ["all"])
     assert box.allowed == {"f", "g"}

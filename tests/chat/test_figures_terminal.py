@@ -69,7 +69,7 @@ def test_no_figures_are_shown_unless_asked_for(tmp_path: Path) -> None:
     terminal.ask("/stats on", "figures are shown")
     terminal.ask("/stats off", "figures are no longer shown")
     terminal.ask("brief", "Done.")
-    terminal.ask("/stats maybe", "takes on, off or nothing")
+    terminal.ask("/stats maybe", "takes on, off or no argument")
     terminal.leave()
     assert "?2026h" not in terminal.written[at:]
     assert "memory " not in terminal.written[at:]

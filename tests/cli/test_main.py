@@ -69,7 +69,7 @@ def test_model_without_a_chat_template_says_so(
 
     said: list[str] = []
     load(folder, report=said.append).close()
-    assert "tiny has no chat template: it continues your text, and may not answer it" in "\n".join(said)
+    assert "tiny has no chat template: it only continues your text, and may not answer it" in "\n".join(said)
 
 
 def test_an_empty_prompt_is_answered_as_in_python(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
@@ -443,7 +443,7 @@ def test_reader_that_leaves_early_ends_the_command_quietly(
 def test_full_output_device_is_an_error_in_one_line(tiny_model: Path, unbuffered: str) -> None:
     line = f"edgespec chat {tiny_model} --prompt the --max-tokens 3 --json > /dev/full"
     done = shell(line, PYTHONUNBUFFERED=unbuffered)
-    measured = "edgespec: measuring passes of several widths: tiny\n"  # of whoever loads the model first
+    measured = "edgespec: measuring how long passes take: tiny\n"  # of whoever loads the model first
     assert (done.returncode, done.stderr.removeprefix(measured).count("\n")) == (1, 1)
     assert "No space left" in done.stderr
 
@@ -701,7 +701,7 @@ def test_a_schema_without_an_end_is_refused(tiny_model: Path, capsys: pytest.Cap
     [
         (["--tools", "{folder}/nowhere.py"], 2, "nowhere.py is not a file; wanted a Python file"),
         (["--tools", "{folder}/broken.py"], 2, "broken.py cannot be run: ZeroDivisionError"),
-        (["--tools", "{folder}/tools.py", "--allow", "nap"], 2, "'nap' is allowed, and there is no such tool"),
+        (["--tools", "{folder}/tools.py", "--allow", "nap"], 2, "'nap' is allowed, but there is no such tool"),
         (["--allow", "rest"], 2, "--allow rest has no tools to allow; give --tools FILE.py or --mcp COMMAND"),
         (["--tools", "{folder}/tools.py"], 3, "tiny cannot call tools: its chat template has no place for them"),
     ],

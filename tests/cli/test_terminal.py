@@ -131,7 +131,7 @@ def test_a_chat_goes_on_with_its_model_under_the_name_that_this_has_now(tiny_mod
     terminal.ready()
     terminal.ask("the in", "tokens/s")
     terminal.ask("/open 1", "messages")
-    assert "was held with" not in terminal.written
+    assert "Its model was" not in terminal.written
     terminal.leave()
     (chat,) = (tmp_path / "chats").glob("*.jsonl")
     assert json.loads(chat.read_text().splitlines()[0])["model"] == "small"

@@ -97,7 +97,7 @@ def test_a_model_is_closed_between_answers_where_a_device_is_short() -> None:
         gpu.free = free_mib * MIB
         look(machine, pool, PLENTY)
         assert pool.has_models == is_open, free_mib
-    assert pool.take_changes()[0].endswith("267 MB are free within the memory of a GPU, and 268 MB are to be")
+    assert pool.take_changes()[0].endswith("267 MB are free within the memory of a GPU, and 268 MB are needed")
 
 
 def test_pressure_closes_a_model_between_answers_too() -> None:

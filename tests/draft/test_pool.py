@@ -340,7 +340,7 @@ def test_a_drafter_on_a_device_is_let_go_when_its_driver_tells_less_and_no_token
     assert found == tokens_of(list(islice(speculative_decode(PROMPT, target(), sampler, Plain()), len(found))))
     news = pool.take_changes()
     assert [line.split(":")[0].split()[2] for line in news] == ["down", "up"]
-    assert news[0].endswith("10 MB are free within the memory of NVIDIA H200, and 50 MB are to be")
+    assert news[0].endswith("10 MB are free within the memory of NVIDIA H200, and 50 MB are needed")
 
 
 def test_a_cache_on_a_device_grows_by_what_that_device_has() -> None:

@@ -172,7 +172,7 @@ def test_closed_servers_are_not_started_again() -> None:
 def test_only_tools_that_are_there_are_allowed() -> None:
     before = len(psutil.Process().children(recursive=True))
     with pytest.raises(
-        UsageError, match=r"'nap' is allowed, and there is no such tool; there are add, "
+        UsageError, match=r"'nap' is allowed, but there is no such tool; there are add, "
     ) as raised:
         McpServers(TINY, allow=["nap"])
     assert raised  # which holds all that was made until then

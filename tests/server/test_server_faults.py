@@ -128,7 +128,7 @@ def test_other_machines_need_a_key() -> None:
 @pytest.mark.parametrize("key", [" k", "k ", "k\r", "k\n", "k\0y", "\udcff\udcfe", "k\ty", "sécret"])
 def test_a_key_that_no_client_can_send_is_refused(key: str) -> None:
     """S3: at the start, and not at each request."""
-    with pytest.raises(EdgeSpecError, match="no client could send it"):
+    with pytest.raises(EdgeSpecError, match="an HTTP header cannot contain"):
         require_key_on_network("127.0.0.1", key)
 
 

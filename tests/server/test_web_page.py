@@ -318,7 +318,7 @@ def test_the_page_answers_in_browsers_that_iterate_over_no_body_and_store_nothin
         )
         page.open(url)
         page.wait_for("document.querySelectorAll('#model option').length === 2")
-        page.wait_for("document.getElementById('alert').textContent.startsWith('this browser keeps no data')")
+        page.wait_for("document.getElementById('alert').textContent.startsWith('this browser stores no data')")
         page.type("hi\n")
         page.wait_for("turns.length === 2 && running === null")
         assert texts(page, ".assistant strong") == ["blue"]
@@ -400,11 +400,11 @@ def test_the_oldest_chats_go_with_a_word_where_there_is_no_room(tiny_model: Path
         page.wait_for("running === null && turns.length === 2")
         assert page.evaluate("chats().length") == 5
         page.evaluate("turns = [{ role: 'user', text: 'n'.repeat(2e5) }]; save()")
-        assert "went, as at most 50 chats" in texts(page, "#alert")[0]
+        assert "were deleted, as at most 50 chats" in texts(page, "#alert")[0]
         assert "“chat 0 xxx" in texts(page, "#alert")[0]
         assert [text[:6] for (text,) in chats(page)] == ["chat 1", "chat 2", "chat 3", "nnnnnn"]
         page.evaluate("turns = [{ role: 'user', text: 'm'.repeat(5e6) }]; save()")
-        assert "does not keep the chat: it has 5.0 million characters" in texts(page, "#alert")[0]
+        assert "cannot save the chat: it has 5.0 million characters" in texts(page, "#alert")[0]
         page.evaluate(
             """const set = Storage.prototype.setItem;
             Storage.prototype.setItem = function (name, value) {
@@ -413,7 +413,7 @@ def test_the_oldest_chats_go_with_a_word_where_there_is_no_room(tiny_model: Path
             }"""
         )
         page.evaluate("turns = [{ role: 'user', text: 'oooo' }]; save()")
-        assert "does not keep the chat: full" in texts(page, "#alert")[0]
+        assert "cannot save the chat: full" in texts(page, "#alert")[0]
         assert len(chats(page)) == 4, "none was given up for nothing"
 
 
@@ -502,7 +502,7 @@ def test_an_answer_that_ends_at_a_limit_goes_on(tiny_model: Path, tmp_path: Path
         page.evaluate("document.querySelector('.again button').click()")
         page.wait_for(f"turns.length === 2 && running === null && turns[1].text.length > {length}")
         assert page.evaluate("drafting({ gain: null, drafted_tokens: 5 }, 1)") == (
-            "drafting is on; the time saved was not measured"
+            "drafting is on; the time saved is not known"
         )
         page.evaluate("ask({ role: 'user', text: 'in '.repeat(9000) })")
         page.wait_for("$('alert').textContent.endsWith('which all messages of a chat share; begin a new chat')")

@@ -532,5 +532,5 @@ def test_the_log_says_that_the_server_ends(
         served.server.should_exit = True
         answer.read()
     lines = [each.getMessage() for each in caplog.records]
-    assert any(line.startswith("shutting down; requests that are being answered: 1") for line in lines)
+    assert any(line.startswith("shutting down; requests being answered: 1") for line in lines)
     assert not any("failed" in line for line in lines)

@@ -131,7 +131,7 @@ def test_costs_are_measured_once_and_chances_are_kept(tiny_drafter: Path, tmp_pa
     for _ in range(2):
         with load(folder, report=lines.append) as engine:
             engine.generate("the in the in the in", max_tokens=30)
-        assert len([line for line in lines if "measuring passes" in line]) == 1
+        assert len([line for line in lines if "measuring how long passes" in line]) == 1
     known = json.loads((folder / FILE_NAME).read_text())
     assert {source for source, *_ in known["chances"]} >= {"suffix"}
     assert "the" not in json.dumps(known["chances"])
@@ -143,7 +143,7 @@ def test_what_another_session_learns_while_a_model_is_opened_and_measured_stays(
     folder = shutil.copytree(tiny_drafter, tmp_path / "model", ignore=shutil.ignore_patterns(FILE_NAME))
 
     def learn_elsewhere(line: str) -> None:
-        if "measuring passes" in line:
+        if "measuring how long passes" in line:
             write_learned_stats(folder, KNOWN, pytest.fail)
 
     with load(folder, report=learn_elsewhere):
@@ -214,6 +214,6 @@ def test_profile_of_a_drafter_is_taken_once_when_it_drafts(
         with load(folder, drafter=str(tiny_drafter), num_threads=1, report=lines.append) as engine:
             costs = engine.speculation.models["tiny-int4"].costs
             assert (costs.step, costs.row) == (0.5, 0.25)  # what use has shown counts for more
-    assert len([line for line in lines if "both at once" in line]) == 1
+    assert len([line for line in lines if "measuring how long drafts take" in line]) == 1
     (profile,) = read_learned_stats(folder, pytest.fail).profiles.values()
     assert list(profile.drafters) == ["tiny-int4 on cpu, 1 thread"]

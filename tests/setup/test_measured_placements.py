@@ -62,8 +62,8 @@ def test_target_is_measured_once_for_all_its_drafters_in_a_placement(
         ("tiny-int4", 2), ("other", 2), ("tiny-int4", 1), ("other", 1),
     ]  # fmt: skip
     assert [line.split(":")[0] for line in said] == 2 * [
-        "measuring passes of several widths",
-        *2 * ["measuring what drafts take, and both at once"],
+        "measuring how long passes take",
+        *2 * ["measuring how long drafts take"],
     ]
     assert min(took) > 0
 
@@ -75,7 +75,7 @@ def test_only_what_is_not_known_is_measured(target: Path, tiny_drafter: Path, ot
     assert placements(said, target, tiny_drafter).layouts(remeasure=False) == (first, MeasuringTime())
     said.clear()
     layouts, _ = placements(said, target, tiny_drafter, other).layouts(remeasure=False)
-    assert said == ["measuring what drafts take, and both at once: other on cpu, 2 threads"]
+    assert said == ["measuring how long drafts take: other on cpu, 2 threads"]
     assert layouts[0].profile.passes_s == first[0].profile.passes_s
 
 
@@ -118,7 +118,7 @@ def test_another_version_of_the_runtime_or_of_what_drives_a_device_is_measured_a
 ) -> None:
     said: list[str] = []
     placements(said, target, tiny_drafter).layouts(remeasure=False)
-    anew = ["measuring passes of several widths", "measuring what drafts take, and both at once"]
+    anew = ["measuring how long passes take", "measuring how long drafts take"]
     for change, wanted in (
         (lambda: None, []),
         (
