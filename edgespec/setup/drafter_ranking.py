@@ -101,8 +101,9 @@ _MARKS = (
     "tokens",
     "here; ?: unknown. With --drafter auto, drafts from the text come on top of every other drafter.",
 )
-_NO_COSTS = "How long passes of {0} take here is not known, so no gain is estimated: edgespec plan {0} measures "
-"it."
+_NO_COSTS = (
+    "How long passes of {0} take here is not known, so no gain is estimated: edgespec plan {0} measures it."
+)
 _VERDICTS = {True: "it pays", False: "it does not save time", None: ""}
 
 
