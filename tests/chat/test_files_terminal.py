@@ -52,7 +52,9 @@ def test_a_file_is_completed_attached_dropped_and_sent(tmp_path: Path) -> None:
 def test_a_file_that_is_too_long_is_refused_before_the_message(tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_text("word " * 12_000)
     terminal = rule_chat(tmp_path, {"read it": ["NO FILE"]})
-    terminal.ask(f"/attach {tmp_path}/long.txt", "too long: 12004 tokens (long.txt 12004), and 9999 fit")
+    terminal.ask(
+        f"/attach {tmp_path}/long.txt", "too long: 12004 tokens (long.txt 12004), and there is room for 9999"
+    )
     assert "file attached" not in terminal.settle()
     terminal.ask("read it", "NO FILE")
     assert "NO FILE" in terminal.screen()

@@ -88,7 +88,7 @@ def test_a_no_is_remembered_and_nothing_is_fetched(home: Path, hub: FakeHub) -> 
     terminal = chat(home, hub)
     terminal.wait_for(QUESTION)
     terminal.enter("")
-    terminal.wait_for(f"{DEFAULT_MODEL} stays")
+    terminal.wait_for(f"{DEFAULT_MODEL} is used")
     terminal.wait_for("/help lists the commands")
     terminal.ready()
     terminal.leave()

@@ -255,7 +255,7 @@ def test_drafter_for_which_there_is_no_room_is_not_opened_to_be_measured(
     document = json.loads(out)
     assert (code, document["schedule"], document["refused"]) == (0, "plain", [])
     assert "tiny-int4 is not measured beside tiny: a context of 2048 tokens needs" in err
-    assert "both at once" not in err
+    assert "how long drafts take" not in err
 
 
 def test_cascade_is_refused_with_what_to_do(capsys: pytest.CaptureFixture[str], target: Path) -> None:
