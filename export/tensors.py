@@ -3,22 +3,16 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 
 from edgespec.errors import SourceError
 from edgespec.export.blocks import BLOCK_FORMATS, INTEGER_FORMATS, BlockFormat, Blocks, Bytes, Floats
 
 # Keeps a chunk of unpacked weights and its temporaries within some ten MB.
 CHUNK_WEIGHTS = 1 << 20
-_FLOAT_TYPES: dict[str, np.dtype[Any]] = {
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": ir.DataType.BFLOAT16.numpy(),
-}
+_FLOAT_TYPES = {"F32": 4, "F16": 2, "BF16": 2}
 STORAGE_TYPES = (*_FLOAT_TYPES, *BLOCK_FORMATS)
 
 Index = npt.NDArray[np.intp]
@@ -58,7 +52,7 @@ class StoredTensor:
     def row_bytes(self) -> int:
         if (block := self.block_format) is not None:
             return self.columns // block.weights_per_block * block.block_bytes
-        return self.columns * _FLOAT_TYPES[self.storage].itemsize
+        return self.columns * _FLOAT_TYPES[self.storage]
 
     @property
     def num_bytes(self) -> int:
@@ -168,8 +162,11 @@ def unread(tensor: StoredTensor) -> UnreadTensor:
 
 
 def _as_float32(raw: Bytes, storage: str) -> Floats:
-    floats: Floats = raw.reshape(-1).view(_FLOAT_TYPES[storage]).astype(np.float32, copy=False)
-    return floats
+    if storage == "F32":
+        return raw.reshape(-1).view("<f4").astype(np.float32, copy=False)
+    if storage == "F16":
+        return raw.reshape(-1).view("<f2").astype(np.float32)
+    return (raw.reshape(-1).view("<u2").astype(np.uint32) << 16).view(np.float32)
 
 
 Tensors = Mapping[str, StoredTensor]
