@@ -115,6 +115,14 @@ def test_importing_edgespec_is_light() -> None:
     assert printed == "[]\n"
 
 
+def test_a_prepared_model_is_opened_without_what_exports_need(tiny_model: Path) -> None:
+    heavy = ["onnx", "onnx_ir", "torch", "transformers", "jinja2", "gguf"]
+    code = f"import sys, edgespec\nedgespec.load({str(tiny_model)!r}).generate('the in', max_tokens=1)\n"
+    code += f"print([name for name in {heavy} if name in sys.modules])"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed == "[]\n"
+
+
 def test_map_names_the_rooms_in_their_order_and_files_that_are_there() -> None:
     page = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| \*?`([\w/]+)/`\*? \|.*\| (.*) \|$", page, re.MULTILINE)
