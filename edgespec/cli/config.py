@@ -11,7 +11,6 @@ import edgespec
 from edgespec import UsageError
 from edgespec.cli.arguments import add_actions, attribute_name, checked_name, print_result
 from edgespec.cli.parser import CommandParser
-from edgespec.cli.serve import require_bounds
 from edgespec.config.config_file import (
     COMMENT,
     Setting,
@@ -128,6 +127,8 @@ def _change(options: argparse.Namespace) -> None:
 
 def _require_usable(key: str, value: Any) -> None:
     """Raises UsageError: Every command that takes the option would refuse its value."""
+    from edgespec.cli.serve import require_bounds
+
     named = {attribute_name(key): value}
     require_bounds(argparse.Namespace(**{attribute_name(n): each.default for n, each in OPTIONS.items()} | named))
     if key in SAMPLING_OPTIONS:

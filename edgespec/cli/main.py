@@ -31,7 +31,6 @@ from edgespec.cli.stats import add_stats
 from edgespec.cli.train import add_train
 from edgespec.config.config_file import Setting, default_home, read_settings, unknown_variables
 from edgespec.config.options import OPTIONS
-from edgespec.config.presets import PresetFolder
 from edgespec.system.console import discard_output, give_up_stdout, info, log_to_stderr, print_stderr, warn
 from edgespec.system.signals import exit_on_signals, ignore_ctrl_c
 from edgespec.system.tables import read_table
@@ -199,6 +198,8 @@ def _parse(arguments: Sequence[str] | None, origins: dict[str, str]) -> tuple[ar
 
 def _preset_options(options: argparse.Namespace, settings: Mapping[str, Setting]) -> Collection[str]:
     """The options that a preset sets, where the command line or the configuration names one as its model."""
+    from edgespec.config.presets import PresetFolder
+
     stated = vars(options)
     name = stated.get("named_model") or stated.get("model")
     if "model" in settings and name == options.parser.get_default("model"):

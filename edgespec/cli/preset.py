@@ -3,7 +3,7 @@
 import argparse
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import edgespec
 from edgespec import EdgeSpecError, ModelError, UsageError, in_flags
@@ -18,11 +18,13 @@ from edgespec.cli.arguments import (
 )
 from edgespec.cli.parser import CommandParser
 from edgespec.config.options import LOAD_PARAMETERS, PRESET_OPTIONS
-from edgespec.config.presets import Preset, PresetFolder, parse_preset, read_modelfile
 from edgespec.system.console import info
 from edgespec.system.printable import one_line
 from edgespec.system.tables import read_table
 from edgespec.system.text_files import explain_unreadable, read_text
+
+if TYPE_CHECKING:
+    from edgespec.config.presets import Preset, PresetFolder
 
 _LARGEST = 1 << 20  # bytes of a file
 
@@ -82,15 +84,17 @@ def _require_model_file(model: str) -> None:
         raise UsageError(f"{model} is not a model; name one, or a .gguf file. A Modelfile is given with --file")
 
 
-def _stated(options: argparse.Namespace, presets: PresetFolder) -> Preset:
+def _stated(options: argparse.Namespace, presets: "PresetFolder") -> "Preset":
     """The preset of a command line. Raises UsageError: It has what it cannot have."""
+    from edgespec.config.presets import parse_preset, read_modelfile
+
     stated: dict[str, Any] = {}
     if options.file:
         with explain_unreadable(options.file, "a Modelfile"):
             text = read_text(options.file, _LARGEST)
 
         def check(option: dict[str, Any]) -> None:
-            edgespec.check_preset(Preset(name=options.name, model=options.name, options=option))
+            edgespec.check_preset(edgespec.Preset(name=options.name, model=options.name, options=option))
 
         stated, notes = read_modelfile(text, options.file, model_home().whole_path, check)
         for note in notes:
@@ -146,7 +150,7 @@ def preset_problem(home: "edgespec.ModelHome", name: str) -> str:
         return in_flags(str(error))
 
 
-def _in_words(preset: Preset) -> str:
+def _in_words(preset: "Preset") -> str:
     num = len(preset.messages) // 2
     shown = {"messages": f"with {num} answer{'s' * (num != 1)}", "stop": " ".join(map(repr, preset.stop))}
     stated = {name: shown.get(name, value) for name, value in preset.document().items() if name != "model"}
