@@ -372,7 +372,7 @@ def test_a_loop_is_said_and_ended_and_its_gain_is_not_praised(tmp_path: Path) ->
     terminal.ask("row", "drafting is off")
     assert "repeated" not in terminal.settle()[-200:]
     terminal.ask("/set loops keep")
-    terminal.ask("loop", "not judged")
+    terminal.ask("loop", "so it does not tell")
     assert terminal.written.count("word7") > 400
     terminal.leave()
 
@@ -426,7 +426,7 @@ def test_chats_are_named_listed_opened_branched_and_deleted(tmp_path: Path) -> N
     assert any(row[:3] == ["*1", "other", "2"] for row in rows)
     assert any(row[:3] == ["2", "rivers", "4"] for row in rows)
     terminal.ask("/chats SECOND", "rivers")
-    terminal.ask("/chats nowhere", "no chat has 'nowhere'")
+    terminal.ask("/chats nowhere", "no chat contains 'nowhere'")
     terminal.ask("/open river", "second")
     terminal.ask("/branch 1", "a branch with the first 1 of 2")
     terminal.ask("more", "MORE")

@@ -60,7 +60,7 @@ def test_tools_are_listed_and_give_texts(servers: McpServers) -> None:
     assert run(servers, call("add", a="x", b=2)).startswith("error: ")
     assert run(servers, call("read_file", path="/x")).startswith("error: ")
     assert run(servers, ToolCall(id="1", name="add", arguments="[1]")).startswith(
-        "error: the arguments are not JSON"
+        "error: the arguments are not a JSON object"
     )
 
 
