@@ -152,7 +152,7 @@ class Answers:
         return {"usage": self.usage(), "speculation": self.speculation()}
 
     def usage(self) -> dict[str, Any]:
-        """The same counts each time, over all answers, since clients add them up."""
+        """Tokens of the prompts and of all answers so far, in the form of OpenAI's API, and what drafting did."""
         completion_tokens = sum(stats.num_emitted for stats in self.stats.values())
         predicted = [stats.sources.get(_PREDICTION, {}) for stats in self.stats.values()]
         accepted = sum(counts.get("accepted", 0) for counts in predicted)

@@ -371,7 +371,7 @@ def test_names_that_may_be_are_stored_and_folders_by_their_whole_path(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="it has other variables for that")
 def test_a_user_without_a_home_folder_is_told(path: Path, tmp_path: Path) -> None:
-    """As in a container with a user that its system does not know."""
+    """HOME is not set, and the system does not know the user, as in some containers: exit code 2, no traceback."""
     program = """
 import os, pwd, sys
 def getpwuid(number): raise KeyError(number)

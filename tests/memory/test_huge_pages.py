@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -90,7 +91,7 @@ def test_memory_that_a_fork_uses_too_is_not_copied() -> None:
 
 @needs_linux
 def test_ranges_end_where_a_page_is_not_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of ten huge pages the third and the last lack one small page each; four go into one call."""
+    """The third of ten huge pages has a small page that is not in memory, the last one that a fork uses too."""
     huge_bytes, start = 1 << 21, 5 << 21
     states = np.full((start + 10 * huge_bytes) // mmap.PAGESIZE, 1 << 63 | 1 << 56, np.uint64)
     states[[(start + 2 * huge_bytes) // mmap.PAGESIZE, -1]] = 1 << 56, 1 << 63
@@ -104,10 +105,13 @@ def test_ranges_end_where_a_page_is_not_in_use(tmp_path: Path, monkeypatch: pyte
 
 @needs_linux
 def test_a_system_that_does_not_tell_of_its_memory_keeps_it_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(huge_pages, "_PAGES", tmp_path / "none")
-    huge_pages._move(1 << 21)
+    with caplog.at_level(logging.DEBUG, "edgespec.memory.huge_pages"):
+        huge_pages._move(1 << 21)
+    assert caplog.text == ""
+    assert not huge_pages._MOVING.locked()
 
 
 @needs_linux
@@ -130,9 +134,13 @@ def test_moving_ends_where_programs_wait_for_memory(
     assert "0 MB are in huge pages" in caplog.text
 
 
+@needs_linux
 def test_small_models_are_left_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> int:
-        raise AssertionError("nothing is to be moved")
-
-    monkeypatch.setattr(huge_pages, "_read_huge_bytes", refuse)
+    begun: list[str] = []
+    timer = SimpleNamespace(start=lambda: begun.append("moving"))
+    monkeypatch.setattr(huge_pages, "_read_huge_bytes", lambda: 1 << 21)
+    monkeypatch.setattr(huge_pages, "Timer", lambda rest_s, work, given: timer)
     huge_pages.move_to_huge_pages(huge_pages._WORTH_BYTES)
+    assert begun == []
+    huge_pages.move_to_huge_pages(huge_pages._WORTH_BYTES + 1)
+    assert begun == ["moving"]

@@ -63,8 +63,9 @@ def test_an_answer_is_the_engines_own(served: Served, engine: Engine) -> None:
 def test_the_application_is_put_together_by_starlette_before_0_42_too() -> None:
     """Which gives each middleware the next one by its name."""
     app = make_app(create_autospec(Services), "127.0.0.1", None)
-    for make, given, named in app.user_middleware:
-        make(*given, app=app, **named)
+    made = [make(*given, app=app, **named) for make, given, named in app.user_middleware]
+    assert made
+    assert all(callable(each) for each in made)
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

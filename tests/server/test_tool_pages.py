@@ -91,7 +91,8 @@ def test_tools_of_a_real_mcp_server_are_served_and_one_that_hangs_ends_with_the_
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_call_that_runs_does_not_hold_the_server_up(tiny_model: Path, tmp_path: Path) -> None:
+def waiting_tool() -> tuple[Tool, Event, Event]:
+    """A tool whose call sets the first event, and ends with the second."""
     begun, ends = Event(), Event()
 
     def wait(call: ToolCall) -> str:
@@ -99,8 +100,12 @@ def test_a_call_that_runs_does_not_hold_the_server_up(tiny_model: Path, tmp_path
         ends.wait(WAIT_S)
         return ""
 
+    return replace(TOOL, run=wait), begun, ends
+
+
+def test_a_call_that_runs_does_not_hold_the_server_up(tiny_model: Path, tmp_path: Path) -> None:
+    slow, begun, ends = waiting_tool()
     names = ModelNames(home_with(tmp_path, tiny=tiny_model), None)
-    slow = replace(TOOL, run=wait)
     with (
         serving(names, lambda name: table_engine(tiny_model), limits=Limits(drain_s=0.1), tools=[slow]) as served,
         ThreadPoolExecutor(1) as pool,
@@ -114,15 +119,9 @@ def test_a_call_that_runs_does_not_hold_the_server_up(tiny_model: Path, tmp_path
 
 
 def test_a_call_that_its_client_has_left_keeps_its_place_until_it_ends(tiny_model: Path, tmp_path: Path) -> None:
-    begun, ends = Event(), Event()
-
-    def wait(call: ToolCall) -> str:
-        begun.set()
-        ends.wait(WAIT_S)
-        return ""
-
+    slow, begun, ends = waiting_tool()
     names = ModelNames(home_with(tmp_path, tiny=tiny_model), None)
-    slow, body = replace(TOOL, run=wait), b'{"name": "weather"}'
+    body = b'{"name": "weather"}'
     head = "POST /v1/tools/call HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with serving(names, lambda name: table_engine(tiny_model), tools=[slow]) as served:
         with served.raw() as connection:
