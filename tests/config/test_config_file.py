@@ -274,7 +274,7 @@ def test_a_broken_file_is_shown_edited_and_reset(
     assert main(["config"]) == 0
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="it has no modes of files")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs file modes, which Windows lacks")
 def test_a_secret_is_for_the_owner_of_the_file_alone(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def mode() -> int:
         return stat.S_IMODE(path.stat().st_mode)
@@ -369,7 +369,7 @@ def test_names_that_may_be_are_stored_and_folders_by_their_whole_path(
     assert default_home() == Path(platformdirs.user_data_dir("edgespec", appauthor=False))
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="it has other variables for that")
+@pytest.mark.skipif(sys.platform == "win32", reason="hides HOME and the list of users, which Windows does not use")
 def test_a_user_without_a_home_folder_is_told(path: Path, tmp_path: Path) -> None:
     """HOME is not set, and the system does not know the user, as in some containers: exit code 2, no traceback."""
     program = """

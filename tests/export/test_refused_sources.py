@@ -220,7 +220,7 @@ def test_a_download_that_did_not_end_is_named(tmp_path: Path, ending: str) -> No
     assert_refused(tmp_path / "hf", tmp_path, str(kept), "resume")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs named pipes, which Windows lacks")
 @pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors.index.json"])
 def test_a_pipe_in_the_place_of_a_file_is_refused(folder: Path, name: str) -> None:
     (folder / name).unlink(missing_ok=True)

@@ -28,7 +28,7 @@ EXPORTER: Exporter = "optimum" if importlib.util.find_spec("optimum") else "tran
 needs_exporter = [
     pytest.mark.traced,
     pytest.mark.skipif(
-        importlib.util.find_spec("transformers") is None, reason="make test-transformers, make test-optimum"
+        importlib.util.find_spec("transformers") is None, reason="needs transformers: make test-transformers"
     ),
 ]
 

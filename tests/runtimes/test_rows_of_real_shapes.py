@@ -122,7 +122,7 @@ def test_rows_differ_without_the_rule(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="imitates another cache, on Linux only")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="imitates the C library of Linux")
 @pytest.mark.parametrize("l2_kib", [128, 256, 512, 1280, 3072])
 def test_rows_are_equal_on_machines_with_other_caches(l2_kib: int) -> None:
     # Half the layers of Gemma 3 see all tokens, as those of others do.

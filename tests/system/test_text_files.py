@@ -119,7 +119,7 @@ def test_a_pointer_of_git_lfs_is_named_and_not_read(tmp_path: Path, read: Callab
         read(tmp_path / "file")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs named pipes, which Windows lacks")
 @pytest.mark.parametrize(
     "read",
     [
@@ -148,7 +148,7 @@ def test_what_is_no_plain_file_is_refused_unread(
         read(path)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs named pipes, which Windows lacks")
 def test_a_pipe_is_read_to_its_end_unless_nobody_writes_to_it(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -176,7 +176,7 @@ def test_a_hundred_thousand_tokens_around_each_text_are_refused(tmp_path: Path) 
         Tokenizer(edited(tmp_path / "tokenizer.json", post_processor=added))
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs named pipes, which Windows lacks")
 def test_a_pipe_in_the_place_of_a_tokenizer_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "tokenizer.json")
     with pytest.raises(ManifestError, match="not a regular file"):
