@@ -4,6 +4,7 @@ import reprlib
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Unpack
@@ -23,7 +24,15 @@ from edgespec.engine.request import (
     is_any_text,
     lists_options,
 )
-from edgespec.engine.transcript import Round, Transcript, answered_rounds, cut_answers, messages_of, read_rounds
+from edgespec.engine.transcript import (
+    Round,
+    Transcript,
+    answered_rounds,
+    cut_answers,
+    drop_oldest,
+    messages_of,
+    read_rounds,
+)
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.system.arguments import require_function, require_kind, require_path
 from edgespec.system.units import format_count
@@ -33,27 +42,28 @@ from edgespec.tools.tool import REFUSED, ToolCall, ToolUse, demands_call, is_yes
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
 
-# Dropping rounds frees this share of the context at once, since the model must read the rest again each time.
-_FREED_SHARE = 0.25
-
-
-class _Answered(NamedTuple):
-    """A round whose message is answered again, how its answer was made, and the calls that it ended with."""
-
-    round: Round
-    num_tries: int
-    begun: str
-    is_answer: bool
-    asked: CallMessage | None
-
 
 class _State(NamedTuple):
-    """What redo and undo put back with the last round."""
+    """A conversation at one time, which undo, redo and a retry that gives no word put back.
 
-    num_dropped: int
-    num_tries: int
-    is_answer: bool
-    asked: CallMessage | None
+    is_answer: The last answer is no reasoning where it has no mark: a person wrote it, or a format binds it.
+    asked: Calls that it ended with, and that have no results yet.
+    """
+
+    rounds: tuple[Round, ...] = ()
+    num_dropped: int = 0  # of the oldest rounds
+    num_tries: int = 0  # of the last round
+    is_answer: bool = False
+    asked: CallMessage | None = None
+
+    @property
+    def is_unanswered(self) -> bool:
+        """The last message has neither an answer nor calls."""
+        return bool(self.rounds) and self.rounds[-1].answer is None and self.asked is None
+
+    def with_last(self, **changes: Any) -> tuple[Round, ...]:
+        """Its rounds, with changes of the last one."""
+        return (*self.rounds[:-1], self.rounds[-1]._replace(**changes))
 
 
 class Conversation:
@@ -90,15 +100,11 @@ class Conversation:
         self.tools, self.tool_choice = given.tools or (), given.tool_choice
         self.parallel_tool_calls = given.parallel_tool_calls
         self.thinking, self.thinking_budget = given.thinking, given.thinking_budget
-        self._rounds: list[Round] = []
-        self._num_dropped = 0  # rounds
-        self._num_tries = 0  # of the last round
+        self._now = _State()
+        self._before: _State | None = None  # before the last message, until undo takes that back
+        self._undone: _State | None = None  # before undo
+        self._replaced: _State | None = None  # before the current answer, if it is another try
         self._begun = ""  # what the current answer was given to begin with
-        self._is_answer = False  # and no reasoning where it has no mark: a person wrote it, or a format binds it
-        self._replaced: _Answered | None = None  # what the current answer takes the place of
-        self._asked: CallMessage | None = None  # calls that the last answer ended with, without results so far
-        self._before: _State | None = None  # of the round before the last one, until undo takes that back
-        self._undone: tuple[Round, _State] | None = None  # by undo, and the state that it had
         self._chunks: list[Chunk] = []  # of the current answer, filled by its reply
         self._reply: Callable[[], Reply | None] = lambda: None  # which fills it, weakly
         self._lock = RLock()  # held while a message is added or taken back
@@ -120,17 +126,17 @@ class Conversation:
     @property
     def rounds(self) -> tuple[Round, ...]:
         """All messages of the user with their answers, the oldest first."""
-        return tuple(self._rounds)
+        return self._now.rounds
 
     @property
     def messages(self) -> tuple[Turn, ...]:
         """All messages, also those that are no longer sent to the model."""
-        return messages_of(self._rounds, self.system)
+        return messages_of(self.rounds, self.system)
 
     @property
     def num_dropped(self) -> int:
         """How many of the oldest messages are no longer sent to the model."""
-        return len(messages_of(self._rounds[: self._num_dropped]))
+        return len(messages_of(self.rounds[: self._now.num_dropped]))
 
     @property
     def num_tokens(self) -> int:
@@ -140,15 +146,15 @@ class Conversation:
     @property
     def sent(self) -> tuple[Turn, ...]:
         """The messages that the model would be sent now."""
-        return self._sent(self._rounds[self._num_dropped :])
+        return self._sent(self.rounds[self._now.num_dropped :])
 
     def count_room(self, text: str = "") -> int:
         """Tokens left for what follows text in the next message, and for its answer; maybe negative.
 
         With drop-oldest all other messages could make room.
         """
-        num_dropped = len(self._rounds) if self.overflow == "drop-oldest" else self._num_dropped
-        sent = self._sent([*self._rounds, Round(text, None)][num_dropped:])
+        num_dropped = len(self.rounds) if self.overflow == "drop-oldest" else self._now.num_dropped
+        sent = self._sent((*self.rounds, Round(text, None))[num_dropped:])
         return self.engine.context_length - self._count(sent, self.thinking)
 
     @lists_options
@@ -171,8 +177,8 @@ class Conversation:
         require_kind("begun", begun, str, "a text")
         with self._lock:
             self._require_idle()
-            before = self._state
-            reply = self._begin([*self._rounds, Round(text, None)], 0, options, begun, is_answer=bool(begun))
+            before = self._now
+            reply = self._begin((*before.rounds, Round(text, None)), 0, options, begun, is_answer=bool(begun))
             self._before = before
             return reply
 
@@ -186,12 +192,11 @@ class Conversation:
         """Answer the last message again with the next seed. Raises UsageError: there is no message yet."""
         with self._lock:
             self._require_idle()
-            if not self._rounds:
+            before = self._now
+            if not before.rounds:
                 raise UsageError("there is nothing to answer yet; send a message first")
-            tries = self._num_tries + (not self._is_unanswered)
-            last, asked = self._rounds[-1], self._asked
-            before = _Answered(last, self._num_tries, self._begun, is_answer=self._is_answer, asked=asked)
-            reply = self._begin([*self._rounds[:-1], Round(last.user, None)], tries, options)
+            tries = before.num_tries + (not before.is_unanswered)
+            reply = self._begin((*before.rounds[:-1], Round(before.rounds[-1].user, None)), tries, options)
             self._replaced = before
             return reply
 
@@ -203,19 +208,20 @@ class Conversation:
         """
         with self._lock:
             self._require_idle()
-            answer = self._rounds[-1].answer if self._rounds else None
+            now = self._now
+            answer = now.rounds[-1].answer if now.rounds else None
             if not answer:
                 raise UsageError("there is no answer to continue; retry() makes one")
             # A character that the answer was cut within is written anew, with the space that its token began with.
             begun = answer.rstrip("\N{REPLACEMENT CHARACTER}")
             begun = begun if begun == answer else begun.rstrip(" ")
-            rounds = [*self._rounds[:-1], self._rounds[-1]._replace(answer=None, cut_short=None)]
-            return self._begin(rounds, self._num_tries, options, begun, is_answer=bool(begun) and self._is_answer)
+            rounds, is_answer = now.with_last(answer=None, cut_short=None), bool(begun) and now.is_answer
+            return self._begin(rounds, now.num_tries, options, begun, is_answer=is_answer)
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
         """The calls of tools that the last answer ended with, and that have no results yet."""
-        return self._asked.calls if self._asked else ()
+        return self._now.asked.calls if self._now.asked else ()
 
     @lists_options
     def give_results(self, results: Sequence[str], **options: Unpack[ReplyOptions]) -> "Reply":
@@ -227,7 +233,7 @@ class Conversation:
         """
         with self._lock:
             self._require_idle()
-            asked = self._asked
+            now, asked = self._now, self._now.asked
             is_list = isinstance(results, Sequence) and not isinstance(results, str)
             are_texts = is_list and all(isinstance(each, str) for each in results)
             if asked is None or not are_texts or len(results) != len(asked.calls):
@@ -236,9 +242,8 @@ class Conversation:
                 )
             pairs = zip(asked.calls, results, strict=True)
             given = [ResultMessage(result, call.id, call.name) for call, result in pairs]
-            steps = (*self._rounds[-1].steps, asked, *given)
-            last = self._rounds[-1]._replace(answer=None, cut_short=None, steps=steps)
-            return self._begin([*self._rounds[:-1], last], self._num_tries, options)
+            rounds = now.with_last(answer=None, cut_short=None, steps=(*now.rounds[-1].steps, asked, *given))
+            return self._begin(rounds, now.num_tries, options)
 
     @lists_options
     def run(
@@ -293,11 +298,13 @@ class Conversation:
         require_kind("the answer", answer, str, "a text")
         with self._lock:
             self._require_idle()
-            if not self._rounds or not answer:
+            now = self._now
+            if not now.rounds or not answer:
                 raise UsageError("an answer needs a message and a text; there is no message, or the text is empty")
-            before = self._rounds[-1].answer
-            self._is_answer = self._is_answer or not before or CLOSE in before
-            self._rounds[-1], self._asked = self._rounds[-1]._replace(answer=answer, cut_short=None), None
+            before = now.rounds[-1].answer
+            is_answer = now.is_answer or not before or CLOSE in before
+            rounds = now.with_last(answer=answer, cut_short=None)
+            self._now = now._replace(rounds=rounds, is_answer=is_answer, asked=None)
 
     def keep(self, num_rounds: int) -> None:
         """Forget all but the first messages and their answers. Raises UsageError: no such number of messages."""
@@ -310,26 +317,24 @@ class Conversation:
     def undo(self) -> Round | None:
         """Remove and return the last message and its answer, as far as it came; None if there is none."""
         with self._lock:
-            if not self._rounds:
+            if not self.rounds:
                 return None
             self._take_made()
-            removed, before = self._rounds[-1], self._before
-            undone = removed, self._state
-            self._cut(len(self._rounds) - 1)
-            if before:
-                self._state = before
-            self._undone = undone
-            return removed
+            undone, before = self._now, self._before
+            self._cut(len(undone.rounds) - 1)
+            self._now, self._undone = before or self._now, undone
+            return undone.rounds[-1]
 
     def redo(self, removed: Round) -> None:
         """Put back what undo removed. Raises UsageError: It is no Round, or an answer is being read."""
         require_kind("removed", removed, Round, "a Round, which undo returned")
         with self._lock:
             self._require_idle()
-            undone, before = self._undone, self._state
-            self._restore([*self._rounds, removed], self._num_dropped)
-            if undone and undone[0] is removed:
-                self._state, self._before = undone[1], before
+            undone, before = self._undone, self._now
+            rounds = (*before.rounds, removed)
+            self._restore(rounds, before.num_dropped)
+            if undone and undone.rounds[-1] is removed:
+                self._now, self._before = undone._replace(rounds=rounds), before
 
     def clear(self) -> None:
         """Forget everything except the system message."""
@@ -340,12 +345,12 @@ class Conversation:
 
         An answer that is being generated is in it as far as it came, as if it were cancelled.
         """
-        rounds = self._rounds
-        if self._is_unanswered:
+        rounds = self.rounds
+        if self._now.is_unanswered:
             if made := self._made:
-                rounds = [*rounds[:-1], rounds[-1]._replace(answer=made, cut_short="cancelled")]
+                rounds = self._now.with_last(answer=made, cut_short="cancelled")
             elif self._replaced:
-                rounds = [*rounds[:-1], self._replaced.round]
+                rounds = self._replaced.rounds
         return Transcript(
             messages=messages_of(rounds, self.system),
             model=model or self.engine.manifest.name,
@@ -383,34 +388,21 @@ class Conversation:
         return loaded
 
     @property
-    def _is_unanswered(self) -> bool:
-        """The last message has neither an answer nor calls."""
-        return bool(self._rounds) and self._rounds[-1].answer is None and self._asked is None
-
-    @property
     def _made(self) -> str:
         """The current answer as far as it came."""
         return self._begun + "".join(chunk.text for chunk in self._chunks)
 
-    @property
-    def _state(self) -> _State:
-        return _State(self._num_dropped, self._num_tries, self._is_answer, self._asked)
-
-    @_state.setter
-    def _state(self, state: _State) -> None:
-        self._num_dropped, self._num_tries, self._is_answer, self._asked = state
-
     def _cut(self, num_rounds: int) -> None:
         """Forget all but the first rounds."""
-        self._restore(self._rounds[:num_rounds], min(self._num_dropped, num_rounds))
+        self._restore(self.rounds[:num_rounds], min(self._now.num_dropped, num_rounds))
 
-    def _restore(self, rounds: list[Round], num_dropped: int) -> None:
+    def _restore(self, rounds: Sequence[Round], num_dropped: int) -> None:
+        # Reasoning that has no end was cut short, and calls come behind it.
+        is_answer = bool(rounds) and rounds[-1].cut_short in (None, "tool_calls")
         with self._lock:
-            self._rounds, self._num_dropped = rounds, num_dropped
-            self._num_tries, self._begun, self._chunks, self._reply = 0, "", [], lambda: None
-            # Reasoning that has no end was cut short, and calls come behind it.
-            self._is_answer = bool(rounds) and rounds[-1].cut_short in (None, "tool_calls")
-            self._asked = self._replaced = self._before = self._undone = None
+            self._now = _State(tuple(rounds), num_dropped, is_answer=is_answer)
+            self._begun, self._chunks, self._reply = "", [], lambda: None
+            self._replaced = self._before = self._undone = None
 
     def _require_idle(self) -> None:
         """Take what was read of an answer that its reader let go; raises UsageError: one is being read."""
@@ -424,7 +416,7 @@ class Conversation:
 
     def _take_made(self) -> None:
         """Take what came of the current answer as the last one, or else the one that it takes the place of."""
-        if self._is_unanswered and (self._made or self._replaced):
+        if self._now.is_unanswered and (self._made or self._replaced):
             self._finish(self._made, "cancelled")
 
     def _sent(self, rounds: Sequence[Round]) -> tuple[Turn, ...]:
@@ -432,7 +424,7 @@ class Conversation:
 
     def _begin(
         self,
-        rounds: list[Round],
+        rounds: tuple[Round, ...],
         num_tries: int,
         options: ReplyOptions,
         begun: str = "",
@@ -443,9 +435,21 @@ class Conversation:
         given = answer_settings(options, None)
         thinking = given.thinking if "thinking" in options else self.thinking
         max_tokens = given.max_tokens if "max_tokens" in options else self.max_tokens
-        num_dropped = self._choose_num_dropped(rounds, begun, max_tokens, thinking)
-        sent = self._sent(rounds[num_dropped:])
-        num_prompt = self._count(sent, thinking)
+        num_begun = len(self.engine.tokenizer.encode(begun, is_behind_text=True)) if begun else 0
+
+        @cache
+        def count(num_dropped: int) -> int:
+            return self._count(self._sent(rounds[num_dropped:]), thinking) + num_begun
+
+        num_dropped, context = self._now.num_dropped, self.engine.context_length
+        if self.overflow == "drop-oldest":
+            num_dropped = drop_oldest(num_dropped, len(rounds), count, context, max_tokens)
+        if count(num_dropped) > context:
+            overflow = ContextOverflow(count(num_dropped), context, self.engine.manifest.context_length)
+            if self.overflow == "error" and len(rounds) > 1:
+                overflow.args = (f"{overflow}; overflow='drop-oldest' leaves out the oldest messages",)
+            raise overflow
+        sent, num_prompt = self._sent(rounds[num_dropped:]), count(num_dropped) - num_begun
         stated: dict[str, Any] = {name: getattr(self, name) for name in TalkOptions.__annotations__}
         stated |= {
             "sampling": replace(self.sampling, seed=(self.sampling.seed + num_tries) % 2**64),
@@ -464,39 +468,13 @@ class Conversation:
         if begun and not is_answer and CLOSE not in begun and engine.opens_reasoning(sent, thinking=thinking):
             stated["prefill"] = OPEN + begun
         stream = engine.stream(sent, **stated)
-        dropped = messages_of(answered_rounds(rounds[self._num_dropped : num_dropped]))
+        dropped = messages_of(answered_rounds(rounds[self._now.num_dropped : num_dropped]))
         # From here on the message is part of the conversation, even if its answer fails.
-        self._rounds, self._num_dropped, self._num_tries = rounds, num_dropped, num_tries
-        self._begun, self._is_answer, self._chunks, self._asked = begun, is_answer, [], None
-        self._replaced = self._undone = None
+        self._now = _State(rounds, num_dropped, num_tries, is_answer)
+        self._begun, self._chunks, self._replaced, self._undone = begun, [], None, None
         reply = Reply(num_prompt, dropped, stream, self._chunks, self._take_answer, begun)
         self._reply = ref(reply)
         return reply
-
-    def _choose_num_dropped(
-        self, rounds: Sequence[Round], begun: str, max_tokens: int | None, thinking: bool | None
-    ) -> int:
-        """How many of the oldest rounds not to send. Raises ContextOverflow: dropping is off or does not help."""
-        context, num_dropped, most = self.engine.context_length, self._num_dropped, len(rounds) - 1
-        num_begun = len(self.engine.tokenizer.encode(begun, is_behind_text=True)) if begun else 0
-
-        def count(num: int) -> int:
-            return self._count(self._sent(rounds[num:]), thinking) + num_begun
-
-        num_tokens = count(num_dropped)
-        if self.overflow == "drop-oldest" and num_dropped < most:
-            share = max(1, int(_FREED_SHARE * context))
-            wanted = min(max_tokens, share) if max_tokens else share
-            if num_tokens + wanted // 2 > context:
-                droppable = range(num_dropped, most)
-                num_dropped += bisect_left(droppable, True, key=lambda num: count(num) + wanted <= context)
-                num_tokens = count(num_dropped)
-        if num_tokens > context:
-            overflow = ContextOverflow(num_tokens, context, self.engine.manifest.context_length)
-            if self.overflow == "error" and most:
-                overflow.args = (f"{overflow}; overflow='drop-oldest' leaves out the oldest messages",)
-            raise overflow
-        return num_dropped
 
     def _count(self, sent: Sequence[Turn], thinking: bool | None) -> int:
         return self.engine.count(sent, thinking=thinking, tools=self.tools or None)
@@ -515,15 +493,15 @@ class Conversation:
         """
         is_stopped = finish_reason in ("cancelled", "timeout")
         if calls:
-            self._asked = CallMessage(answer, calls)
+            self._now = self._now._replace(asked=CallMessage(answer, calls))
             if not answer.strip():
                 return
-        elif not answer and (self._replaced or is_stopped):
-            if self._replaced:
-                self._rounds[-1], num_tries, self._begun, self._is_answer, self._asked = self._replaced
-                # A seed that gives no word is not tried again.
-                self._num_tries = num_tries if is_stopped else self._num_tries
-                self._replaced = None
+        elif not answer and self._replaced:
+            # A seed that gives no word is not tried again.
+            num_tries = (self._replaced if is_stopped else self._now).num_tries
+            self._now, self._replaced = self._replaced._replace(num_tries=num_tries), None
+            return
+        elif not answer and is_stopped:
             return
         cut_short = None if finish_reason == "stop" else finish_reason
-        self._rounds[-1] = self._rounds[-1]._replace(answer=answer, cut_short=cut_short)
+        self._now = self._now._replace(rounds=self._now.with_last(answer=answer, cut_short=cut_short))

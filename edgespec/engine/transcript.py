@@ -10,7 +10,8 @@ stand between a message and its answer, as in OpenAI's API: with tool_calls, and
 """
 
 import json
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,8 @@ from edgespec.system.typed_json import read_lines_as
 from edgespec.text.chat_template import ROLES, CallMessage, Message, ResultMessage, Turn, parse_calls
 
 FORMAT, VERSION = "edgespec conversation", 1
+# Leaving out rounds frees this share of the context at once, since the model must read the rest again each time.
+_FREED_SHARE = 0.25
 _MAX_BYTES = 64 << 20
 _SAMPLING = tuple(each.name for each in fields(SamplingParams) if each.name != "logit_bias")
 
@@ -168,6 +171,20 @@ def cut_answers(rounds: Sequence[Round], system: str | None) -> tuple[tuple[int,
 def answered_rounds(rounds: Sequence[Round]) -> list[Round]:
     """The rounds that have an answer, which chat templates want of all but the last."""
     return [each for each in rounds if each.answer is not None]
+
+
+def drop_oldest(
+    num_dropped: int, num_rounds: int, count: Callable[[int], int], context: int, max_tokens: int | None
+) -> int:
+    """How many of the oldest rounds not to send: so many as before, or more if an answer has little room.
+
+    count: The tokens of all that is sent, by how many rounds are not.
+    """
+    last, share = num_rounds - 1, max(1, int(_FREED_SHARE * context))
+    wanted = min(max_tokens, share) if max_tokens else share
+    if num_dropped >= last or count(num_dropped) + wanted // 2 <= context:
+        return num_dropped
+    return bisect_left(range(last), True, num_dropped, key=lambda num: count(num) + wanted <= context)
 
 
 def read_rounds(transcript: Transcript) -> tuple[str | None, list[Round]]:

@@ -721,7 +721,7 @@ def test_a_summary_that_is_longer_than_the_conversation_changes_nothing(session:
     with compacting(session):
         session.record((*chunks[:-1], replace(chunks[-1], finish_reason="stop")))
     assert "nothing has changed: the summary and your last message would take" in said[-1]
-    assert (session.conversation.messages, session.conversation._num_tries) == (before, 1)
+    assert (session.conversation.messages, session.conversation._now.num_tries) == (before, 1)
 
 
 def ruled(folder: Path, script: dict[str, Any]) -> ChatSession:

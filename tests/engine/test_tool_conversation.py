@@ -148,12 +148,12 @@ def test_a_message_that_is_put_back_has_its_calls_and_seeds_again() -> None:
     conversation.say("Rain?")
     for _ in range(2):
         conversation.retry().completion()
-    before, calls = conversation._state, conversation.calls
+    before, calls = conversation._now, conversation.calls
     removed = conversation.undo()
     assert removed
     assert conversation.calls == ()
     conversation.redo(removed)
-    assert (conversation._state, conversation.calls) == (before, calls)
+    assert (conversation._now, conversation.calls) == (before, calls)
     assert conversation.undo() is removed
     conversation.say("talk")
     conversation.redo(removed)
