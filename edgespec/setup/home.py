@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from edgespec.config.config_file import default_home as default_home
 from edgespec.config.presets import PresetFolder
-from edgespec.errors import DeviceUnavailable, ModelError, UsageError
+from edgespec.errors import DeviceUnavailable, EdgeSpecError, ModelError, UsageError
 from edgespec.manifest import FILE_NAME, Manifest, Origin, read_manifest
 from edgespec.memory.free_memory import total_memory
 from edgespec.setup import genai, ollama_models
@@ -114,7 +114,7 @@ class ModelHome:
                 return self._prepare(pulled.folder_name, wanted, "source", lambda judge: pulled.source)
             if hub_id := find_hub_id(name):
                 fetch = partial(self._hub.fetch, hub_id, "main")
-                return self._prepare(hub_id.name, wanted, "source", fetch)
+                return self._prepare(hub_id.name, replace(wanted, repository=hub_id.repository), "source", fetch)
             for folder in (path, self.models / model):
                 require_pair_file(folder)
             own = None if _is_ready(path) else self.own_folder(name)
@@ -347,14 +347,14 @@ class ModelHome:
 
         usual: The precision that a folder without a precision in its name has.
         """
-        form, asked = wanted.form, wanted.precision
+        form, asked, place = wanted.form, wanted.precision, partial(self._place, repository=wanted.repository)
         gpu_bytes = wanted.nvidia_bytes() if form == "gpu" and asked is None else None
-        fast = self._place(_folder_name(name, form, "fp16"))
+        fast = place(_folder_name(name, form, "fp16"))
         if gpu_bytes and (fast / FILE_NAME).is_file() and fits_in_half_floats(fast, gpu_bytes):
             return fast
         if asked in (("source", "fp16") if form == "npu" else (usual,)):
             asked = None  # folder names leave the usual precision of the form out
-        folder = self._place(_folder_name(name, form, asked))
+        folder = place(_folder_name(name, form, asked))
         if (folder / FILE_NAME).is_file():
             return folder
         if form == "gpu" and asked != "fp32" and wanted.lacks_half_floats():
@@ -363,7 +363,7 @@ class ModelHome:
                     f"the device has no half floats, which the gpu form has in {asked}; name the model with :fp32"
                 )
             asked = "fp32"
-            folder = self._place(_folder_name(name, form, asked))
+            folder = place(_folder_name(name, form, asked))
             if (folder / FILE_NAME).is_file():
                 return folder
             if not wanted.is_prepared:
@@ -392,9 +392,16 @@ class ModelHome:
         self._export(source, folder, precision, form)
         return folder
 
-    def _place(self, folder_name: str) -> Path:
-        """The folder of a model of the home; one that the user has named has that name."""
-        return self.models / (given_name(self.path, folder_name) or folder_name)
+    def _place(self, folder_name: str, repository: str | None = None) -> Path:
+        """The folder of a model of the home; one that the user has named has that name.
+
+        repository: That it is of. org/m-int8 and the int8 of org/m share a name; the second gets a longer one.
+        """
+        folder = self.models / (given_name(self.path, folder_name) or folder_name)
+        if repository is None:
+            return folder
+        longer = self._place(f"{folder_name}-{hashlib.sha256(repository.encode()).hexdigest()[:8]}")
+        return longer if longer.exists() or _is_of_another(folder, repository) else folder
 
     def export(self, source: LocalSource, output: Path, *, is_checked: bool = True, **settings: Any) -> Manifest:
         """Export a source to a folder, as export_model() does, and note if its download is needed no more."""
@@ -429,6 +436,7 @@ class _Wanted:
 
     form: str
     precision: str | None = None
+    repository: str | None = None  # of the hub
     lacks_half_floats: Callable[[], bool] = lambda: False
     nvidia_bytes: Callable[[], int | None] = lambda: None
     is_prepared: bool = False  # nothing is exported
@@ -438,6 +446,14 @@ class _Wanted:
 def _folder_name(name: str, form: str, precision: str | None) -> str:
     """The name of a model's folder, such as tiny, tiny-int8, tiny-gpu or tiny-fp32-gpu."""
     return "-".join([name, *([precision] if precision else []), *([form] if form != "cpu" else [])])
+
+
+def _is_of_another(folder: Path, repository: str) -> bool:
+    """True if a folder holds a model of a repository whose name is longer or shorter than that of another."""
+    with suppress(EdgeSpecError, OSError):
+        found = read_manifest(folder, has_files=False).source.repository or repository
+        return found.startswith(f"{repository}-") or repository.startswith(f"{found}-")
+    return False
 
 
 def _is_source(path: Path) -> bool:

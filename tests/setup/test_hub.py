@@ -631,6 +631,22 @@ def test_downloads_are_listed_and_removed_with_the_last_model_of_them(
     assert not list((home.path / "downloads" / "hub").iterdir())
 
 
+@pytest.mark.parametrize("names", [("org/g:int8", "org/g-int8"), ("org/g-int8", "org/g:int8")])
+def test_a_precision_of_a_repository_and_a_repository_of_that_name_are_two_models(
+    hub: FakeHub, tiny_gguf: Path, tmp_path: Path, names: tuple[str, str]
+) -> None:
+    for repository in ("org/g", "org/g-int8"):
+        hub.commit(repository, {"m.gguf": tiny_gguf.read_bytes()})
+    home = ModelHome(tmp_path, is_quick=True)
+    first, second = map(home.resolve, names)
+    assert (first.name, second.name.startswith("org--g-int8-")) == ("org--g-int8", True)
+    for name, folder in zip(names, (first, second), strict=True):
+        assert read_manifest(folder).source.repository == name.removesuffix(":int8")
+        assert home.find(name) == folder
+    shutil.rmtree(first)
+    assert [home.find(name) for name in names] == [None, second]
+
+
 def test_prune_deletes_interrupted_downloads_and_exports_but_none_that_runs(
     hub: FakeHub, repository: str, one_file: HubId, output: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
