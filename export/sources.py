@@ -328,8 +328,8 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any], num_rows: int 
     stated = generation.get("eos_token_id")
     stated = config.get("eos_token_id") if stated is None else stated
     ids = {stated} if isinstance(stated, int) else set(stated or [])
-    # The model cannot give those without a row; where no other is left they are refused.
-    ids = {token for token in ids if not isinstance(token, int) or num_rows is None or token < num_rows} or ids
+    # The model gives none without a row; some files say -1 for none.
+    ids = {token for token in ids if not isinstance(token, int) or 0 <= token < (num_rows or token + 1)}
     piece = _piece(settings.get("eos_token"))
     eos = tokenizer.token_to_id(piece) if isinstance(piece, str) else None
     ids |= {eos} - {None}

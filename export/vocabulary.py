@@ -131,12 +131,14 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any], num_rows: in
     _add_tokens(tokenizer, control, defined, set(control) - _KEEP_SPACE if is_phi3 else set(), prefix)
     named = set(control).intersection(ends_of_turn(control))
     ends = tuple(sorted(stated | {token for token, piece in enumerate(pieces) if piece in named}))
+    usual = 1 if kind == "llama" and types[1:2] == [_CONTROL] else None  # SentencePiece files of 2023 leave it out
+    bos = get("bos_token_id", usual)
+    bos = usual if isinstance(bos, int) and not 0 <= bos < len(pieces) else bos  # as 2^32 - 1, which is for none
     eos, begins = get("eos_token_id"), kind == "llama" or get("pre") in _TRAITS["bos_first"]
     return Vocabulary(
         tokenizer_json=tokenizer.to_str(),
         chat_template=set_end_token(template, ends, eos, pieces[eos] if eos in ends else None),
-        # SentencePiece files of 2023 leave out that it is 1.
-        bos_token_id=get("bos_token_id", 1 if kind == "llama" and types[1:2] == [_CONTROL] else None),
+        bos_token_id=bos,
         eos_token_ids=ends,
         # Files of Gemma 4 say false, and without this token it writes rubbish.
         add_bos=kind == "gemma4" or bool(get("add_bos_token", begins)),

@@ -579,7 +579,6 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path, precision: str) 
         ({"partial_rotary_factor": 0.5}, "rotates 8 of the 16"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"hidden_act": "gelu"}, "activation"),
-        ({"eos_token_id": 10**12}, "eos token id"),
         ({"eos_token_id": [[1]]}, "cannot be understood"),
         ({"eos_token_id": "abc"}, "special token ids"),
         ({"hidden_size": 128}, "its settings require"),
@@ -603,7 +602,6 @@ def test_odd_settings_are_refused_in_words(tmp_path: Path, change: dict[str, obj
         {"tokenizer.ggml.pre": ["smollm"]},
         {"tokenizer.chat_template": 7},
         {"tokenizer.ggml.bos_token_id": "a"},
-        {"tokenizer.ggml.bos_token_id": 4_000_000_000},
         {"llama.block_count": "two"},
     ],
 )

@@ -290,6 +290,17 @@ def test_of_unigram_and_of_end_tokens_those_behind_the_embedding_are_left_out_to
     assert found.notes == ("leaving out 2 tokens that the embedding has no rows for",)
 
 
+@pytest.mark.parametrize("none", [-1, tiny.VOCAB, 2**32 - 1])
+def test_ids_that_no_token_has_stand_for_none(tmp_path: Path, none: int) -> None:
+    written = {"tokenizer.ggml.bos_token_id": none, "tokenizer.ggml.eos_token_id": none}
+    found = vocabulary_from_gguf("a.gguf", tiny.GGUF_TOKENIZER | written, tiny.VOCAB)
+    assert (found.bos_token_id, found.eos_token_ids) == (None, (0, 2))
+    folder = tmp_path / "hf"
+    tiny.write_huggingface(folder, tiny.random_weights())
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": none}))
+    assert read_source(folder).vocabulary.eos_token_ids == (0, 2)
+
+
 def test_special_tokens_with_names_of_their_own_are_known_to_the_template(tmp_path: Path) -> None:
     folder = tmp_path / "hf"
     tiny.write_huggingface(folder, tiny.random_weights())
