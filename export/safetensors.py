@@ -27,6 +27,7 @@ from edgespec.system.typed_json import read_json, require_unique
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 _MAX_SIDES = 5  # of a convolution over frames of video
+_WRAPPERS = ("_orig_mod.", "module.", "")  # that torch.compile and DDP put before all names
 _FLOATS = ("F32", "F16", "BF16")
 # Floats of 8 bits are read as their bytes.
 _INTEGERS = {"I64": "<i8", "I32": "<i4", "BOOL": "u1", "I8": "i1", "U8": "u1", "F8_E4M3": "u1", "F8_E5M2": "u1"}
@@ -85,7 +86,11 @@ def read_tensors(
                 tensors[one.name] = one
             else:
                 integers[one.name] = one
-    return tensors, integers
+    prefix = next(each for each in _WRAPPERS if all(name.startswith(each) for name in (*tensors, *integers)))
+    return (
+        {name.removeprefix(prefix): one for name, one in tensors.items()},
+        {name.removeprefix(prefix): one for name, one in integers.items()},
+    )
 
 
 def weight_files(folder: Path) -> list[Path]:

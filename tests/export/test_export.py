@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from edgespec.export import template_check
 from edgespec.export.blocks import BLOCK_FORMATS
 from edgespec.export.convert import export_model
+from edgespec.export.sources import read_source
 from edgespec.export.template_check import report_template
 from edgespec.export.vocabulary import vocabulary_from_gguf
 from edgespec.manifest import read_manifest
@@ -78,6 +79,18 @@ def test_huggingface_folder_gives_the_reference_logits(
         weights = {name: value.astype(np.float16) for name, value in weights.items()}
     logits = exported_logits(tmp_path / "hf", tmp_path / "out")
     assert np.abs(logits - tiny.reference_logits(weights, TOKENS)).max() < 1e-4
+
+
+@pytest.mark.parametrize("wrapper", ["_orig_mod.", "module."])
+def test_names_that_torch_wrapped_are_read_without_the_wrapper(tmp_path: Path, wrapper: str) -> None:
+    weights = tiny.random_weights(tied=False)
+    tiny.write_huggingface(tmp_path / "hf", weights, shards=2)
+    tiny.write_huggingface(
+        tmp_path / "wrapped", {wrapper + name: each for name, each in weights.items()}, shards=2
+    )
+    found, wanted = (read_source(tmp_path / name) for name in ("wrapped", "hf"))
+    assert found.tensors.keys() == wanted.tensors.keys()
+    assert all(each.holds_same(wanted.tensors[role]) for role, each in found.tensors.items())
 
 
 def test_gguf_and_huggingface_folder_of_one_model_agree(tmp_path: Path) -> None:
