@@ -176,6 +176,11 @@ def _open_preset(wish: Wish, preset: Preset, stated: Set[str] | None) -> Engine:
         engine = _open_on_a_device_that_runs(replace(wish, model=preset.model, **held))
     except ModelError as error:
         raise type(error)(f"the preset '{wish.model}' is of the model '{preset.model}': {error}") from None
+    if preset.think is not None and not engine.can_switch_thinking:
+        wish.report(
+            f"the preset '{preset.name}' sets think, for which {preset.model} has no switch: it is ignored"
+        )
+        preset = replace(preset, think=None)
     engine.preset = preset
     return engine
 

@@ -242,6 +242,19 @@ def test_a_preset_says_whether_to_reason_where_the_command_line_does_not(
     assert lengths[0] == lengths[1] > lengths[2]
 
 
+@pytest.mark.parametrize("flag", ["--think", "--no-think"])
+def test_a_preset_of_a_model_without_a_switch_for_thinking_says_so_and_answers(
+    capsys: pytest.CaptureFixture[str], home: Path, plain: Engine, flag: str
+) -> None:
+    assert main(["preset", "create", "brief", "--from", "tiny", flag, "--max-tokens", "3"]) == 0
+    said: list[str] = []
+    with load("brief", report=said.append) as engine:
+        assert engine.generate("the an").text == plain.generate("the an", max_tokens=3).text
+        assert engine.chat().thinking is None
+    assert "the preset 'brief' sets think, for which tiny has no switch: it is ignored" in said
+    assert run(capsys, "chat", "brief", "hi")[0] == 0
+
+
 def test_a_preset_may_have_a_drafter_a_context_and_a_schema(
     capsys: pytest.CaptureFixture[str], home: Path, tmp_path: Path
 ) -> None:
