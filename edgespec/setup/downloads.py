@@ -21,7 +21,7 @@ from edgespec.setup.catalog import CatalogFile, HubSource, WheelSource
 from edgespec.setup.hub import PART, download, file_url, is_reachable, missing_bytes
 from edgespec.setup.model_uses import find_holder
 from edgespec.setup.repository import RemoteFile
-from edgespec.setup.snapshot import NEW, WEIGHTS, hold_fetch, is_new, mark_new, mark_old
+from edgespec.setup.snapshot import NEW, NOT_FETCHED, WEIGHTS, hold_fetch, is_new, mark_new, mark_old
 from edgespec.system.console import shows_progress
 from edgespec.system.disk import explain_change, explain_write_errors, hold_lock, require_disk_space, take_place
 from edgespec.system.file_hashes import file_record
@@ -61,9 +61,7 @@ def fetch(
             )
         report(f"{path} is damaged; fetching it again")
     if offline:
-        raise ModelError(
-            f"{entry.title} is not on this machine and --offline forbids fetching it; run once without --offline"
-        )
+        raise ModelError(f"{entry.title} {NOT_FETCHED}")
     with hold_fetch(folder, folder / f".{entry.file}{_LOCK}", report):
         if not path.exists() or file_record(path).sha256 != entry.sha256:  # else another process has fetched it
             _fetch(entry, path, report, progress)

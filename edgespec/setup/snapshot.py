@@ -37,8 +37,9 @@ from edgespec.types import Report
 _HEAD_BYTES = 1 << 20  # fetched first of a file of weights
 _GROWTH = 4  # by how much more, until its header is here
 WEIGHTS = (".safetensors", ".gguf")
-_OFFLINE = (
-    "is not on this machine and --offline (or HF_HUB_OFFLINE) forbids fetching it; run once without --offline"
+NOT_FETCHED = (
+    "is not on this machine, and nothing is fetched with --offline or HF_HUB_OFFLINE, or for a request to a "
+    "server; fetch it first: edgespec models pull MODEL"
 )
 
 
@@ -119,7 +120,7 @@ class _Snapshot:
 
     def require_fetching(self, missing: list[RemoteFile]) -> None:
         if missing and self.hub.is_offline:
-            raise ModelError(f"{missing[0].name} of {self.commit.repository} {_OFFLINE}")
+            raise ModelError(f"{missing[0].name} of {self.commit.repository} {NOT_FETCHED}")
 
     @contextmanager
     def preview(self, texts: list[RemoteFile], weights: list[RemoteFile]) -> Iterator[Preview]:
@@ -318,7 +319,7 @@ def _read_record(hub_id: HubId, place: Path, revision: str) -> Commit:
     except (OSError, ValueError, TypeError, KeyError):
         if (commit := cached_commit(hub_id.repository, revision)) is not None:
             return commit
-        raise ModelError(f"{hub_id.repository} at '{revision}' {_OFFLINE}") from None
+        raise ModelError(f"{hub_id.repository} at '{revision}' {NOT_FETCHED}") from None
 
 
 def _record_path(place: Path, revision: str) -> Path:

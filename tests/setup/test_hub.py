@@ -1044,7 +1044,8 @@ def test_offline_uses_what_was_fetched_and_connects_to_nothing(
 
 @pytest.mark.usefixtures("no_sockets")
 def test_offline_without_anything_fetched_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"org/tiny at 'main' is not on this machine and offline=True"):
+    words = "org/tiny at 'main' is not on this machine, and nothing is fetched with offline=True or HF_HUB_OFFLINE"
+    with pytest.raises(ModelError, match=f"{words}, or for a request to a server; fetch it first"):
         get(tmp_path, offline=True)
     assert list(tmp_path.iterdir()) == []
 
