@@ -228,10 +228,11 @@ class Inventory:
             note_source(self.home.path, output.name, source)
         return manifest
 
-    def require_free(self, name: str) -> None:
-        """Raises UsageError: No model of the home can be given a name."""
+    def require_free(self, name: str, model: str = "") -> None:
+        """Raises UsageError: No model of the home, or not this one, can be given a name."""
         require_name(name)
-        if (self.home.models / name).exists():
+        folder = self.home.models / name
+        if folder.exists() and not folder.samefile(self.home.models / model):  # as on a disk that ignores case
             raise UsageError(f"there is a model '{name}' already; remove it, or give another name")
         if self.home.presets.has(name):
             raise UsageError(
@@ -251,7 +252,7 @@ class Inventory:
             return self.home.models / model
         self.require_unused(model)
         if self.home.current_name(name) != model or self.home.presets.has(name):  # it may have a former name again
-            self.require_free(name)
+            self.require_free(name, model)
         presets = self.presets_of(model)
         before, folder = self.home.models / model, self.home.models / name
         manifest = read_manifest(before) if (before / FILE_NAME).is_file() and not before.is_symlink() else None

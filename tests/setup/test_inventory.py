@@ -345,6 +345,18 @@ def test_a_folder_that_was_exported_elsewhere_is_left_to_its_owner(
     assert said == "edgespec: mine is a model folder of your own; rename or delete the folder itself\n"
 
 
+def test_a_model_is_renamed_to_other_cases_on_a_disk_that_ignores_them(
+    home: ModelHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a disk is imitated by a link that gives way."""
+    rename = os.rename
+    (home.models / "Tiny").symlink_to(home.models / "tiny", target_is_directory=True)
+    monkeypatch.setattr(os, "rename", lambda old, new: (new.unlink(), rename(old, new)))
+    assert main(["models", "rename", "tiny", "Tiny"]) == 0
+    assert home.names() == ["Tiny"]
+    assert read_manifest(home.models / "Tiny").name == "Tiny"
+
+
 @pytest.mark.parametrize("part", ["setup.inventory.note_name", "manifest.replace_file"])
 def test_a_model_that_cannot_be_renamed_whole_keeps_its_name(
     home: ModelHome, part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
