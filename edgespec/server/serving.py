@@ -1,6 +1,7 @@
 """A server process: its socket, HTTP/1.1 by uvicorn, its signals and its end."""
 
 import asyncio
+import errno
 import json
 import logging
 import signal
@@ -49,13 +50,14 @@ def open_socket(host: str, port: int) -> socket.socket:
             opened.close()
             raise
         return opened
-    except socket.gaierror as error:
-        raise EdgeSpecError(
-            f"--host {host} is not an address of this machine ({error.strerror}); name one of its own "
-            "addresses, or leave it out for 127.0.0.1"
-        ) from None
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
+        is_foreign = getattr(error, "errno", None) == errno.EADDRNOTAVAIL
+        if is_foreign or isinstance(error, (socket.gaierror, UnicodeError)):
+            raise EdgeSpecError(
+                f"--host {host} is not an address of this machine ({reason}); name one of its own "
+                "addresses, or leave it out for 127.0.0.1"
+            ) from None
         raise EdgeSpecError(
             f"cannot listen on port {port} of {host} ({reason}); choose another one with --port, or --port 0 for "
             "any that is free"

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import socket
 import struct
 from collections.abc import Iterator
@@ -560,8 +561,9 @@ def test_a_port_in_use_is_told(served: Served) -> None:
     with pytest.raises(EdgeSpecError, match=rf"cannot listen on port {port} .*--port") as raised:
         open_socket("127.0.0.1", port)
     assert raised.value.exit_code == 1
-    with pytest.raises(EdgeSpecError, match=r"--host no such host\.invalid is not an address"):
-        open_socket("no such host.invalid", 0)
+    for host in ("no such host.invalid", "a" * 64, "192.0.2.1"):  # the last is of no machine
+        with pytest.raises(EdgeSpecError, match=rf"--host {re.escape(host)} is not an address of this machine"):
+            open_socket(host, 0)
 
 
 def test_formats_that_take_long_hold_nobody_up(names: ModelNames, tiny_model: Path) -> None:
