@@ -10,6 +10,8 @@ import pytest
 
 import edgespec
 from edgespec import EdgeSpecError, load, models
+from edgespec.chat.printer import print_line
+from edgespec.cli.chat import _print_aside
 from edgespec.cli.main import main
 from edgespec.config.options import LOAD_PARAMETERS
 from edgespec.errors import PARAMETERS, in_flags, in_python
@@ -144,3 +146,9 @@ def test_the_command_line_says_the_same_in_flags(tiny_model: Path, capsys: pytes
     assert "use --device cpu" in capsys.readouterr().err
     assert main(["chat", str(tiny_model), "-p", "hi", "--memory", "1M"]) == 5
     assert "give at least --memory " in capsys.readouterr().err
+
+
+def test_lines_of_a_chat_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    for show in (print_line, _print_aside):
+        show("the model calls f(context=5)")
+    assert capsys.readouterr().err == "the model calls f(context=5)\n" * 2

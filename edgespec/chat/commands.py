@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from edgespec import EdgeSpecError, ModelHome, Transcript, UsageError, begin_anew
+from edgespec import EdgeSpecError, ModelHome, Transcript, UsageError, begin_anew, in_flags
 from edgespec.chat.attachments import brief_message, split_message
 from edgespec.chat.clipboard import copy, text_to_copy
 from edgespec.chat.command import (
@@ -367,7 +367,7 @@ def _stats(session: ChatSession, argument: str) -> None:
         return
     devices = session.engine.device_names
     report = format_report(session.stats, session.downgrades, devices, has_looped=session.has_looped)
-    session.info("\n".join(report))
+    session.info(in_flags("\n".join(report)))
 
 
 @_command("plan")

@@ -9,7 +9,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
-from edgespec import Chunk, ContextOverflow, EdgeSpecError, Reply, split_reasoning
+from edgespec import Chunk, ContextOverflow, EdgeSpecError, Reply, in_flags, split_reasoning
 from edgespec.chat.call_text import describe_calls
 from edgespec.chat.command import NOTHING, Next, block_text, is_command, unescape_message
 from edgespec.chat.commands import run_command
@@ -166,11 +166,12 @@ def _run(session: ChatSession, user: "ChatInput") -> int:
             ways = (
                 "/compact or /clear" if _drops_oldest(session) else "/compact, /clear or /set overflow drop-oldest"
             )
-            said, _, _ = str(error).partition("; overflow=")  # which is Python's word for one of these ways
+            # From there on it names one of these ways in Python.
+            said, _, _ = in_flags(str(error)).partition("; overflow=")
             session.info(f"edgespec: {said}; or use {drop}/undo, {ways}; Up brings back what you typed")
         except EdgeSpecError as error:
             before = _edit_again(asked, line)
-            session.info(f"edgespec: {error}")
+            session.info(f"edgespec: {in_flags(str(error))}")
         finally:
             release_ctrl_c()
 

@@ -15,7 +15,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
 
-from edgespec import CATALOG, EdgeSpecError, ModelHome, Stats, Transcript, UsageError
+from edgespec import CATALOG, EdgeSpecError, ModelHome, Stats, Transcript, UsageError, in_flags
 from edgespec.chat.attachments import brief_message, fence, split_message
 from edgespec.chat.call_text import format_turn
 from edgespec.chat.command import whole_number
@@ -249,7 +249,7 @@ def keep_prefix(session: ChatSession) -> None:
     try:
         num_tokens = session.engine.save_prefix(path)
     except EdgeSpecError as error:
-        session.info(f"the KV cache of this chat was not saved: {error}")
+        session.info(f"the KV cache of this chat was not saved: {in_flags(str(error))}")
         return
     speed = _reading_speed(session.stats)
     saved = f"; to read them again takes about {num_tokens / speed:.1f} s" if speed else ""
@@ -272,7 +272,7 @@ def take_prefix(session: ChatSession) -> None:
     try:
         num_tokens = session.engine.load_prefix(path)
     except EdgeSpecError as error:
-        session.info(f"the model reads the conversation again: {error}")
+        session.info(f"the model reads the conversation again: {in_flags(str(error))}")
         return
     if not session.is_quiet:
         session.info(f"loaded the KV cache: {num_tokens} tokens need not be read again")

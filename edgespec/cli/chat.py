@@ -261,7 +261,7 @@ def _open_transcripts(
 def _print_aside(line: str) -> None:
     from edgespec.chat.printer import print_line  # takes 0.1 s to import, which a single answer does not need
 
-    print_line(in_flags(line))
+    print_line(line)
 
 
 def _session(
@@ -279,7 +279,7 @@ def _session(
     def describe_plan(model: str, drafter: str | None) -> str:
         asked = {"model": model, "drafter": drafter or options.drafter}
         wish = edgespec.Wish(**load_arguments(options, "plan") | asked)
-        return edgespec.plan_in_words(edgespec.plan_document(wish, remeasure=False))
+        return in_flags(edgespec.plan_in_words(edgespec.plan_document(wish, remeasure=False)))
 
     return ChatSession(
         conversation=conversation,

@@ -30,9 +30,9 @@ _PROGRESS_S = 0.1  # between two lines of progress
 
 
 def print_stderr(line: str) -> None:
-    """Print a line on stderr, with options as flags; characters that control a terminal are escaped."""
+    """Print a line on stderr; characters that control a terminal are escaped."""
     try:
-        print(printable(in_flags(line)), file=sys.stderr, flush=True)
+        print(printable(line), file=sys.stderr, flush=True)
     except (OSError, ValueError):
         discard_output(sys.stderr)
 
@@ -74,7 +74,7 @@ class _Stderr(logging.Handler):
         self._show("")
         where = f"[{record.name.removeprefix('edgespec.')}] " if record.levelno < logging.INFO else ""
         time = f"{datetime.fromtimestamp(record.created):%Y-%m-%d %H:%M:%S} " if self._has_times else ""
-        line = f"{time}edgespec: {where}{record.getMessage()}"
+        line = f"{time}edgespec: {where}{in_flags(record.getMessage())}"
         if self._held is None:
             print_stderr(line)
         else:

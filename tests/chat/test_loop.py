@@ -110,6 +110,17 @@ def test_a_question_mark_alone_asks_for_help(session: ChatSession) -> None:
     assert session.conversation.messages == ()
 
 
+def test_errors_of_a_chat_name_flags(session: ChatSession) -> None:
+    def refuse(model: str, drafter: str | None) -> Any:
+        raise UsageError("too long; give a smaller --context N")
+
+    lines, typed = list[str](), ["/model other"]
+    session.info, session.open_engine = lines.append, refuse
+    user: Any = SimpleNamespace(ask=lambda *given: typed.pop(0) if typed else "/exit")
+    assert _run(session, user) == 0
+    assert "edgespec: too long; give a smaller --context N" in lines
+
+
 def test_an_edited_message_that_was_sent_is_no_edit_any_more_when_its_answer_fails(
     session: ChatSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
