@@ -3,8 +3,10 @@
 Methods that may have to wait are generators: they yield where more text is needed.
 """
 
+import json
 import re
 from collections.abc import Callable, Generator
+from math import inf
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -106,7 +108,7 @@ class TextReader:
 
 
 class JsonScanner:
-    """Checks one JSON value as it comes, a character at a time.
+    """Checks one JSON value as it comes, a character at a time; a number too large to be written is none.
 
     Line ends and tabs within a string, which JSON does not allow and models write, are taken as their escapes.
     """
@@ -194,7 +196,7 @@ class JsonScanner:
         return character
 
     def _end_scalar(self) -> None:
-        if not _SCALAR.fullmatch(self._scalar):
+        if not _SCALAR.fullmatch(self._scalar) or json.loads(self._scalar) in (inf, -inf):
             raise ValueError(f"found {self._scalar!r}, expected a value")
         self._scalar = ""
         self._end_value()
