@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from mmap import PAGESIZE
 from pathlib import Path
-from threading import Lock, Timer
+from threading import Timer
 from time import monotonic
 
 import numpy as np
@@ -30,7 +30,6 @@ _LEAST_BYTES = 4 << 20  # of a region that is worth looking at
 _REST_S = 5.0  # in which an answer begins, which the moving would slow down by 6 %
 _STEP_PAGES = 16  # huge pages a call, between which others get at the process's memory
 _MOST_WAITED_S = 0.1  # of programs for memory: then it is short, or free in small pieces alone
-_MOVING = Lock()
 
 
 def move_to_huge_pages(model_bytes: int) -> None:
@@ -56,7 +55,7 @@ def _read_huge_bytes() -> int:
 
 def _move(huge_bytes: int) -> None:
     lower_priority()
-    with _MOVING, suppress(OSError):  # where /proc is not mounted, or lacks a file
+    with suppress(OSError):  # where /proc is not mounted, or lacks a file
         began_s, waited_s, num_moved = monotonic(), _waited_s(), 0
         libc = ctypes.CDLL(None)
         libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
