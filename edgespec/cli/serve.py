@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,12 +30,14 @@ from edgespec.system.console import info
 if TYPE_CHECKING:
     from edgespec.server.model_names import ModelNames
 
+_LARGE_BYTES = 16 << 20  # of a log
+
 
 def add_serve(parser: CommandParser) -> None:
     add_model(parser, is_optional=True)
     add_options(parser)
     add_mcp(parser, "let clients list and run the tools of an MCP server")
-    log = "write messages to the end of FILE, and none to the terminal"
+    log = "write messages to the end of FILE, and none to the terminal; one above 16 MB is renamed to FILE.old"
     add_flags(parser, {"--log": {"kind": "file", "help": log}})
     parser.show_first(
         *("--host", "--port", "--api-key", "--allow-origin", "--no-web", "--max-models", "--max-parallel"),
@@ -136,7 +138,13 @@ def require_bounds(options: argparse.Namespace) -> None:
 
 
 def _write_messages_to(path: Path) -> None:
-    """Have stderr, also that of native code, go to the end of a file. Raises UsageError: it cannot be written."""
+    """Have stderr, also that of native code, go to the end of a file, or of a new one where that is large.
+
+    Raises UsageError: It cannot be written.
+    """
+    with suppress(OSError):  # there is none yet, or Windows does not rename it while it is read
+        if path.stat().st_size > _LARGE_BYTES:
+            path.replace(f"{path}.old")
     try:
         with path.open("ab") as file:
             os.dup2(file.fileno(), sys.stderr.fileno())

@@ -112,7 +112,7 @@ def _launchd() -> ServiceManager:
         return plistlib.dumps(
             {
                 "Label": label,
-                "ProgramArguments": list(words),
+                "ProgramArguments": _with_log(words, log),
                 "EnvironmentVariables": dict(environment),
                 "RunAtLoad": True,
                 "KeepAlive": {"SuccessfulExit": False},

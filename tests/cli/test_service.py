@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 from edgespec import UsageError
-from edgespec.cli import service_manager
+from edgespec.cli import serve, service_manager
 from edgespec.cli.main import command_parser, main
 from edgespec.cli.service_manager import ServiceManager, find_manager
 
@@ -319,7 +319,7 @@ def test_odd_words_reach_each_system_whole() -> None:
     assert unit_words(unit) == [f":{ODD[0]}", *ODD[1:]]
     assert 'Environment="EDGESPEC_HOME=/a b/100%%"' in unit
     listed = plistlib.loads(content(find_manager("darwin"), ODD))
-    assert listed["ProgramArguments"] == [*ODD]
+    assert listed["ProgramArguments"] == [*ODD[:2], "--log", listed["StandardErrorPath"], *ODD[2:]]
     assert listed["EnvironmentVariables"] == {"EDGESPEC_HOME": "/a b/100%"}
     task = find_manager("win32")
     with pytest.raises(Exception, match="replaces %"):
@@ -351,3 +351,14 @@ def test_messages_of_the_server_go_to_a_file(tmp_path: Path) -> None:
     done = subprocess.run([*command, "--log", str(log)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (3, "")
     assert log.read_text().startswith("before\nedgespec: no model 'nothing'")
+
+
+def test_a_large_log_is_renamed_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "_LARGE_BYTES", 7)
+    monkeypatch.setattr(os, "dup2", lambda *files: None)
+    log = tmp_path / "serve.log"
+    for written, found in (("", ""), ("before\n", "before\n"), ("and more\n", "")):
+        log.write_text(written)
+        serve._write_messages_to(log)
+        assert log.read_text() == found
+    assert (tmp_path / "serve.log.old").read_text() == "and more\n"
