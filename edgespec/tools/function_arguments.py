@@ -3,14 +3,18 @@
 import inspect
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime, time
 from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.grammar.python_type import convert_value, type_schema
+from edgespec.grammar.schema import subschemas
 
 _SECTION = re.compile(r"(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*")
 _ENTRY = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
+_FORMATS: dict[type[datetime | time], str] = {datetime: "date-time", time: "time"}
 _FIELD = re.compile(r":param\s+(?:[^:]*\s)?(\w+):\s*(.*)")
 
 
@@ -64,7 +68,16 @@ def _schema(hint: Any, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
         schema = type_schema(hint)
     except TypeError as error:
         raise UsageError(f"{where} of the type {hint}, which has no JSON schema ({error}); use another") from None
+    for kind in _times_in(hint):  # msgspec writes the format of those that must have a zone alone
+        for _, part in subschemas(schema):
+            if isinstance(part, dict) and part.get("type") == "string":
+                part.setdefault("format", _FORMATS[kind])
     return schema, schema.pop("$defs", {})
+
+
+def _times_in(hint: Any) -> Iterator[type[datetime | time]]:
+    """The types of times that a type is, or is made of, as in datetime | None."""
+    return (kind for kind in _FORMATS if kind in (hint, *typing.get_args(hint)))
 
 
 def _described(function: Callable[..., Any]) -> dict[str, str]:
@@ -108,6 +121,9 @@ def typed_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) 
 
 
 def _convert(value: Any, hint: Any, name: str) -> Any:
+    for kind in _times_in(hint) if isinstance(value, str) else ():
+        with suppress(ValueError):
+            value = kind.fromisoformat(value)  # also without seconds, which msgspec refuses
     try:
         return convert_value(hint, value)
     except ValueError as error:

@@ -1,14 +1,14 @@
 """Arguments of calls, in the types of the functions that take them."""
 
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime, time
 from enum import Enum
 from typing import Any, Literal
 
 import pytest
 
 from edgespec import ToolCall
-from edgespec.tools.function_arguments import typed_arguments
+from edgespec.tools.function_arguments import schema_of, typed_arguments
 
 
 class Unit(Enum):
@@ -53,6 +53,34 @@ def test_arguments_become_what_the_signature_states() -> None:
 def test_arguments_that_do_not_fit_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         typed_arguments(plan, given)
+
+
+def remind(
+    at: datetime, until: datetime | None = None, daily: time | None = None, pause: tuple[time, time] | None = None
+) -> None:
+    """Remind of something."""
+
+
+def test_the_model_is_told_how_to_write_times() -> None:
+    stated = schema_of(remind)["properties"]
+    assert stated["at"] == {"type": "string", "format": "date-time"}
+    assert {"type": "string", "format": "date-time"} in stated["until"]["anyOf"]
+    assert {"type": "string", "format": "time"} in stated["daily"]["anyOf"]
+
+
+@pytest.mark.parametrize(
+    ("written", "at"),
+    [
+        ("2026-01-02T10:30:00Z", datetime(2026, 1, 2, 10, 30, tzinfo=UTC)),
+        ("2026-01-02 10:30", datetime(2026, 1, 2, 10, 30)),
+        ("2026-01-02", datetime(2026, 1, 2)),
+    ],
+)
+def test_times_are_taken_as_models_write_them(written: str, at: datetime) -> None:
+    given = {"at": written, "until": None, "daily": "08:15"}
+    assert typed_arguments(remind, given) == {"at": at, "until": None, "daily": time(8, 15)}
+    with pytest.raises(ValueError, match="the argument 'at' is wrong: it is no datetime"):
+        typed_arguments(remind, {"at": "tomorrow"})
 
 
 def test_a_call_is_parsed_for_a_function() -> None:
