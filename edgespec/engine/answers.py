@@ -4,6 +4,7 @@ Knows nothing of threads.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import Any, TypeVar, overload
@@ -169,6 +170,8 @@ class Completion:
             FormatError: No JSON can be of that type.
         """
         kind = self.schema if kind is None else kind
+        with suppress(ValueError):  # one of its texts may have the mark that ends reasoning
+            return read_value(kind, self.text)
         try:
             return read_value(kind, self.answer)
         except ValueError as error:

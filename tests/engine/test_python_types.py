@@ -120,6 +120,12 @@ def test_parse_takes_the_type_too_and_says_why_an_answer_is_none(engine: Engine)
         engine.generate(PROMPT, max_tokens=3).parse()
 
 
+def test_a_mark_of_reasoning_within_a_value_is_part_of_it(engine: Engine) -> None:
+    answer = engine.generate(PROMPT, max_tokens=1)
+    for text in ('{"note": "a</think>b"}', 'So.\n</think>\n\n{"note": "a</think>b"}'):
+        assert dataclasses.replace(answer, text=text).parse() == {"note": "a</think>b"}
+
+
 def test_pydantic_classes_are_known_by_their_own_methods(engine: Engine) -> None:
     pydantic = pytest.importorskip("pydantic", reason="needs the package pydantic")
     made = pydantic.create_model("Lake", deep=(bool, ...), kind=(Kind, ...), seas=(dict[str, int] | None, None))
