@@ -44,9 +44,12 @@ def processor_name() -> str:
 def physical_cores() -> int:
     """Physical cores that this process may use; logical ones where the system does not tell them apart.
 
-    On Linux its affinity, as taskset and containers set it, and the CPU quotas of its control groups count.
+    On Linux its affinity, as taskset and containers set it, and the CPU quotas of its control groups count; on
+    Windows its affinity, as start /affinity sets it.
     """
     found = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+    if sys.platform == "win32":
+        return min(found, len(psutil.Process().cpu_affinity()))
     if sys.platform != "linux":
         return found
     bounds = [found, _cores_of(os.sched_getaffinity(0))]

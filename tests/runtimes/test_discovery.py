@@ -136,6 +136,15 @@ def test_threads_are_as_many_as_the_cores_that_the_process_may_use(
     assert physical_cores() == 3
 
 
+def test_on_windows_threads_are_no_more_than_the_affinity_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 16 if logical else 8)
+    for processors, wanted in (([0, 2], 2), ([*range(16)], 8)):
+        process = SimpleNamespace(cpu_affinity=lambda processors=processors: processors)
+        monkeypatch.setattr(psutil, "Process", lambda process=process: process)
+        assert physical_cores() == wanted
+
+
 def test_quotas_of_the_first_version_bound(tmp_path: Path) -> None:
     for group, quota in ((tmp_path / "cpu" / "a", 150_000), (tmp_path / "cpu", -1)):
         group.mkdir(parents=True, exist_ok=True)
