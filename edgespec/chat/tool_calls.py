@@ -14,6 +14,7 @@ from edgespec.system.signals import catch_ctrl_c
 
 MOST_ROUNDS = 8  # answers that call tools, one after another, to one message
 _REFUSED = "The user refused this call. Do not repeat it unless you are asked to."
+_NOT_ASKED = "This call was not run, because the user ended the answer before it."
 _NOBODY = "This call was not run, because nobody can be asked whether it may be."
 _ENDED = "error: the user ended this call while it ran"
 _ENOUGH = "This call was not run: there were too many for one message. Answer with what you know by now."
@@ -41,7 +42,10 @@ def replies_to_results(session: ChatSession) -> Iterator[Reply]:
             session.info(f"stopped: the model still calls tools after {MOST_ROUNDS} rounds of calls")
             return
         results = [_ENOUGH] * len(calls) if num_rounds > MOST_ROUNDS else _run_all(session, calls)
-        if results is None:
+        if num_left := len(calls) - len(results):
+            if results:  # calls that were run are in the conversation, with their results
+                _give(session, [*results, *[_NOT_ASKED] * num_left]).close()
+                session.save()
             session.info("(the answer ends here; /retry asks again)")
             return
         reply = _give(session, results)
@@ -57,12 +61,12 @@ def _give(session: ChatSession, results: Sequence[str]) -> Reply:
         return session.conversation.give_results([_TOO_LONG] * len(results))
 
 
-def _run_all(session: ChatSession, calls: Sequence[ToolCall]) -> list[str] | None:
-    """Results for the model of its calls; None: the user ends the answer."""
-    results = []
+def _run_all(session: ChatSession, calls: Sequence[ToolCall]) -> list[str]:
+    """Results for the model of its calls; fewer than these where the user ends the answer."""
+    results = list[str]()
     for call in calls:
         if (result := _answer_call(session, call)) is None:
-            return None
+            break
         results.append(result)
     return results
 

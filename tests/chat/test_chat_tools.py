@@ -161,11 +161,22 @@ def test_where_nobody_can_be_asked_nothing_runs_but_what_is_allowed(
 
 
 def test_ctrl_c_at_the_question_ends_the_answer(make: Make, lines: list[str]) -> None:
-    session = make({"Rain?": [CALL, CALL]}, [Permission.YES, None])
+    session = make({"Rain?": [CALL]}, [None])
     answer_once(session, "Rain?")
     assert lines[-1] == "(the answer ends here; /retry asks again)"
     assert session.conversation.rounds[-1].answer is None
     assert session.conversation.rounds[-1].steps == ()
+
+
+def test_calls_that_were_run_before_are_recorded(make: Make, lines: list[str]) -> None:
+    session = make({"Rain?": [CALL, CALL, CALL], "sunny in Rome": ["No."]}, [Permission.YES, None])
+    answer_once(session, "Rain?")
+    assert lines[-1] == "(the answer ends here; /retry asks again)"
+    left = "This call was not run, because the user ended the answer before it."
+    assert results(session) == ["sunny in Rome", left, left]
+    assert session.conversation.rounds[-1].answer is None
+    assert not session.conversation.calls
+    assert describe_resumed(session).endswith("It has no answer yet; /retry asks for one.")
 
 
 def test_ctrl_c_at_the_question_keeps_what_the_model_wrote_before_the_call(make: Make) -> None:
