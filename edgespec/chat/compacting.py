@@ -16,16 +16,21 @@ _FEWEST = 2  # messages that are worth a summary
 
 
 def begin_compacting(session: ChatSession) -> Reply:
-    """Ask the model for its summary.
+    """Ask the model for its summary; the oldest messages make room for it where the context is full.
 
-    Raises UsageError: There is too little to sum up; ContextOverflow: the request does not fit.
+    Raises UsageError: There is too little to sum up; ContextOverflow: the request does not fit, even alone.
     """
-    if len(session.conversation.rounds) < _FEWEST:
+    conversation, overflow = session.conversation, session.conversation.overflow
+    if len(conversation.rounds) < _FEWEST:
         raise UsageError(f"there is nothing to shorten yet; /compact needs at least {_FEWEST} messages")
     session.info("(summing up the conversation; Ctrl-C leaves it as it is)")
-    return session.conversation.stream(
-        SUMMARY_REQUEST, response_format=None, stop=(), max_tokens=None, ends_loops=True
-    )
+    conversation.overflow = "drop-oldest"
+    try:
+        return conversation.stream(
+            SUMMARY_REQUEST, response_format=None, stop=(), max_tokens=None, ends_loops=True
+        )
+    finally:
+        conversation.overflow = overflow
 
 
 @contextmanager

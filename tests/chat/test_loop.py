@@ -915,6 +915,19 @@ def test_each_summary_can_be_taken_back(tmp_path: Path) -> None:
         run_command(session, "/compact undo")
 
 
+def test_a_full_context_is_summed_up_without_the_oldest_messages(tmp_path: Path) -> None:
+    session, lines = ruled(tmp_path, {SUMMARY_REQUEST: ["In short."]}), list[str]()
+    session.engine.context_length = 120  # type: ignore[misc]
+    session.info, num_before = lines.append, session.conversation.num_tokens
+    _follow(session, run_command(session, "/compact"))
+    assert "the context is full: the 2 oldest messages are no longer sent to the model" in lines
+    assert session.conversation.rounds[0].answer == "In short."
+    assert session.conversation.num_tokens < num_before < 120
+    assert (session.conversation.overflow, session.conversation.num_dropped) == ("error", 0)
+    output(session, "/compact undo")
+    assert (session.conversation.num_tokens, session.conversation.num_dropped) == (num_before, 0)
+
+
 def test_a_summary_that_saves_no_token_changes_nothing(tmp_path: Path) -> None:
     session = ruled(tmp_path, {SUMMARY_REQUEST: ["In short."], "short": ["Yes."]})
     answer(session, "short")
