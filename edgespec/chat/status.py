@@ -40,7 +40,8 @@ def format_stop(finish_reason: str | None, *, drops_oldest: bool = False, is_onc
     drops_oldest: Whether the conversation makes room for the next answer by itself.
     is_once: It is the answer to the only prompt, so that no command of the chat can follow.
     """
-    full = "the next message drops the oldest ones" if drops_oldest else "/clear, or /set overflow drop-oldest"
+    ways = "/compact, /clear or /set overflow drop-oldest"
+    full = "the next message drops the oldest ones" if drops_oldest else ways
     again = "/retry tries again; /set loops keep lets such answers continue"
     if is_once:
         full, again = "--context sets its length", "--loops keep lets such answers continue"
