@@ -242,7 +242,8 @@ class Conversation:
                 )
             pairs = zip(asked.calls, results, strict=True)
             given = [ResultMessage(result, call.id, call.name) for call, result in pairs]
-            rounds = now.with_last(answer=None, cut_short=None, steps=(*now.rounds[-1].steps, asked, *given))
+            before = () if self._replaced else now.rounds[-1].steps
+            rounds = now.with_last(answer=None, cut_short=None, steps=(*before, asked, *given))
             return self._begin(rounds, now.num_tries, options)
 
     @lists_options
@@ -487,7 +488,7 @@ class Conversation:
             reply.is_over = True
 
     def _finish(self, answer: str, finish_reason: str, calls: tuple[ToolCall, ...] = ()) -> None:
-        """Record the last answer; a message that got no word of one, or calls alone, stays unanswered.
+        """Record the last answer; a message that got no word of one, or calls alone, stays as it was.
 
         The text before calls is its answer until they have results.
         """
@@ -495,6 +496,8 @@ class Conversation:
         if calls:
             self._now = self._now._replace(asked=CallMessage(answer, calls))
             if not answer.strip():
+                if old := self._replaced:  # its answer stays until the calls have results
+                    self._now = self._now._replace(rounds=old.rounds, is_answer=old.is_answer)
                 return
         elif not answer and self._replaced:
             # A seed that gives no word is not tried again.

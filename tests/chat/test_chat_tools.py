@@ -16,7 +16,7 @@ from rule_chat import RuleEngine
 from edgespec import MemoryExhausted, ModelError, ToolCall, UsageError
 from edgespec.chat.call_text import brief_result, describe_steps, format_call
 from edgespec.chat.commands import run_command
-from edgespec.chat.loop import answer_once
+from edgespec.chat.loop import _follow, answer_once
 from edgespec.chat.past_rounds import describe_resumed
 from edgespec.chat.saved_chats import export_text
 from edgespec.chat.session import ChatSession
@@ -197,6 +197,18 @@ def test_calls_that_come_back_where_another_answer_has_no_word_are_not_run(make:
     assert len(session.conversation.calls) == 1
     assert list(replies_to_results(session)) == []
     assert lines.count(QUESTION) == 1
+
+
+def test_an_answer_stays_until_the_calls_of_another_one_have_results(make: Make) -> None:
+    script = {"Rain?": [CALL], "sunny in Rome": ["No."]}
+    session = make(script, [Permission.YES, None, Permission.YES])
+    answer_once(session, "Rain?")
+    script["sunny in Rome"] = ["Sun."]
+    for wanted in ("No.", "Sun."):
+        _follow(session, run_command(session, "/retry"))
+        assert session.conversation.rounds[-1].answer == wanted
+        assert [each.content for each in session.transcript().messages] == ["Rain?", "", "sunny in Rome", wanted]
+    assert session.conversation.rounds[-1].cut_short is None
 
 
 def test_ctrl_c_ends_a_call_that_hangs(make: Make, lines: list[str], tmp_path: Path) -> None:
