@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
+from textwrap import dedent
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
@@ -138,7 +139,8 @@ def _run(session: ChatSession, user: "ChatInput") -> int:
         try:
             user.is_multi_line = session.is_multi_line
             session.info("")
-            line = user.ask(before.edit, "the answer" if before.edits_answer else "your last message").strip()
+            typed = user.ask(before.edit, "the answer" if before.edits_answer else "your last message")
+            line = dedent(typed).strip()  # lines of code that begins indented stay one below the other
             asked, before, is_leaving = before, NOTHING, False
             before = _obey(session, line, asked)
             asked = NOTHING  # it was taken; what fails from here on is no edit

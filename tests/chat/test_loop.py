@@ -110,6 +110,13 @@ def test_a_question_mark_alone_asks_for_help(session: ChatSession) -> None:
     assert session.conversation.messages == ()
 
 
+def test_code_that_is_pasted_keeps_its_form(session: ChatSession) -> None:
+    typed = ["    if x:\n        y()\n    z()\n"]
+    user: Any = SimpleNamespace(ask=lambda *given: typed.pop(0) if typed else " /exit")
+    assert _run(session, user) == 0
+    assert session.conversation.messages[0].content == "if x:\n    y()\nz()"
+
+
 def test_errors_of_a_chat_name_flags(session: ChatSession) -> None:
     def refuse(model: str, drafter: str | None) -> Any:
         raise UsageError("too long; give a smaller --context N")
