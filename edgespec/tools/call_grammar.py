@@ -221,6 +221,7 @@ class _Writer:
                 words = " | ".join(self._literal(each) or '""' for each in texts)
                 rules.append(f"{value}: ({words}) {end}")
             elif kind == "string":
+                inner = exact(inner)  # which has patterns for dates and times
                 _require_held(inner, tool, key)
                 space, end = _escape(body.space), _escape(body.value_end)
                 bounds = [f"/{each}{space}{end}/" for each in _texts(inner)]

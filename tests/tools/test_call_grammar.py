@@ -325,7 +325,7 @@ def test_texts_between_tags_keep_to_their_bounds(make: Make, family: str) -> Non
     assert re.fullmatch(r"[ab]/\d", found["shape"])
     assert found["end"].endswith("x")
     assert found["words"] in ("", "a\nb")
-    properties["end"] = {"type": "string", "format": "date"}
+    properties["end"] = {"type": "string", "format": "email"}
     with pytest.raises(UsageError, match="bounds its argument 'end' by format"):
         engine.generate(ASK, tools=[{"name": "set", "parameters": parameters}], **settings)
 
@@ -338,6 +338,15 @@ def test_a_text_between_tags_ends_where_its_reader_ends_it(
     parameters = {"properties": {"a": {"type": "string", **bounds}}, "required": ["a"]}
     assert follows(vocabulary, format, parameters, {"a": "xyy"})
     assert not follows(vocabulary, format, parameters, {"a": "x</parameter>yyy"})
+
+
+def test_times_between_tags_keep_to_their_format(vocabulary: tuple[GrammarVocabulary, Tokenizer]) -> None:
+    format = next(each for each in FORMATS if each.name == "qwen3-coder")
+    for kind, text in (("date", "2026-02-28"), ("date-time", "2026-02-28T10:30:00Z"), ("time", "10:30:00Z")):
+        parameters = {"properties": {"a": {"type": "string", "format": kind}}, "required": ["a"]}
+        assert follows(vocabulary, format, parameters, {"a": text})
+        assert not follows(vocabulary, format, parameters, {"a": f"at {text}"})
+        assert not follows(vocabulary, format, parameters, {"a": text.replace("28", "30").replace(":", "h")})
 
 
 @pytest.mark.parametrize("key", ["not", "if"])
