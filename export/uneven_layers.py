@@ -181,10 +181,14 @@ def _convolved(stated: SourceSettings, layers: Sequence[int], key: str) -> dict[
 def _delta_layers(stated: SourceSettings, num_layers: int, *, is_gguf: bool) -> dict[int, Layer]:
     """The layers with a Gated DeltaNet, which are listed, or all but every so many."""
     kinds, every = stated.get("layer_types"), stated.count("full_attention_interval", 4)
-    if kinds is None:
-        kinds = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(num_layers)]
+    # Since September 2026 llama.cpp's converter lists all blocks, also those that predict further tokens.
+    key, periodic = "attention.recurrent_layers", [(i + 1) % every != 0 for i in range(num_layers)]
+    listed = stated.get(key, periodic)
+    if len(listed) < num_layers or not {*listed} <= {True, False}:
+        raise SourceError(f"{stated.path}: {stated.prefix}{key} is {listed}, wanted true or false for each layer")
+    listed = listed[:num_layers] if kinds is None else [kind == "linear_attention" for kind in kinds]
     layer = Layer(rotary=None, delta=delta_rule(stated, is_gguf=is_gguf))
-    return {i: layer for i, kind in enumerate(kinds) if kind == "linear_attention"}
+    return {i: layer for i, is_recurrent in enumerate(listed) if is_recurrent}
 
 
 def layers_of(

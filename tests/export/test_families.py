@@ -324,6 +324,21 @@ def test_layers_for_multi_token_prediction_of_a_gguf_are_left_out(tmp_path: Path
         read_source(tmp_path / "b.gguf")
 
 
+def test_a_gguf_may_list_its_recurrent_layers(tmp_path: Path) -> None:
+    """Converters do so since September 2026, also for layers that predict further tokens."""
+    keys = {**GGUF_KEYS["qwen3_5"], "block_count": 6, "nextn_predict_layers": 1, "full_attention_interval": 4}
+    override = {f"qwen35.{key}": value for key, value in keys.items()}
+    listed = "qwen35.attention.recurrent_layers"
+    override[listed] = [True, False, True, False, True, False]
+    weights = weights_of("qwen3_5")
+    tiny.write_gguf(tmp_path / "a.gguf", weights, architecture="qwen35", override=override)
+    assert largest_difference(tmp_path / "a.gguf", tmp_path / "out", "qwen3_5") < 1e-4
+    for wrong in ([True, False, True, False], [2, 0, 0, 0, 0, 0]):
+        tiny.write_gguf(tmp_path / "b.gguf", weights, architecture="qwen35", override=override | {listed: wrong})
+        with pytest.raises(SourceError, match=r"recurrent_layers is .*, wanted true or false for each layer"):
+            read_source(tmp_path / "b.gguf")
+
+
 def test_experts_are_read_one_by_one_and_as_a_stack(tmp_path: Path) -> None:
     config, weights = FAMILIES["qwen3_5_moe"]["config"], weights_of("qwen3_5_moe")
     stacked = stored_experts("qwen3_5_moe", "huggingface", weights)
