@@ -6,11 +6,10 @@ A request of a low priority gives its model's place up to one of a higher priori
 import asyncio
 import logging
 from bisect import insort
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import count
 from threading import Thread
 from time import monotonic
 from typing import TypeVar
@@ -27,64 +26,6 @@ OpenEngine = Callable[[str], Engine]
 _LOG = logging.getLogger("edgespec.server")
 DEFAULT_S = -1.0  # as the user of the server has it
 _LOOK_S = 5.0  # between two looks at memory
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class _Waiter:
-    """Sorted by who has the lock first."""
-
-    rank: int  # the priority, negated
-    number: int
-    turn: "asyncio.Future[None]" = field(compare=False)
-
-
-@dataclass(slots=True)
-class PriorityLock:
-    """Passed to whoever waits with the highest priority, among equals to the one with the lowest number.
-
-    One thread, that of the event loop.
-    """
-
-    _is_held: bool = field(init=False, default=False)
-    _waiting: list[_Waiter] = field(init=False, default_factory=list)
-
-    @asynccontextmanager
-    async def at(self, priority: int, number: int) -> AsyncIterator[None]:
-        """Hold the lock.
-
-        number: A place among those of the same priority, such as the order of arrival.
-        """
-        await self._acquire(priority, number)
-        try:
-            yield
-        finally:
-            self._pass_on()
-
-    def is_wanted_above(self, priority: int) -> bool:
-        """True if somebody of a higher priority waits."""
-        return bool(self._waiting) and -self._waiting[0].rank > priority
-
-    async def _acquire(self, priority: int, number: int) -> None:
-        if not self._is_held:
-            self._is_held = True
-            return
-        waiter = _Waiter(-priority, number, asyncio.get_running_loop().create_future())
-        insort(self._waiting, waiter)
-        try:
-            await waiter.turn
-        except asyncio.CancelledError:
-            if not waiter.turn.cancelled():  # it was passed on to a task that is being cancelled
-                self._pass_on()
-            self._waiting = [each for each in self._waiting if each is not waiter]
-            raise
-
-    def _pass_on(self) -> None:
-        while self._waiting:
-            waiter = self._waiting.pop(0)
-            if not waiter.turn.cancelled():
-                waiter.turn.set_result(None)
-                return
-        self._is_held = False
 
 
 class HostedModel:
@@ -172,9 +113,9 @@ class ModelHost:
     look_s: float = _LOOK_S
     prefixes: KeptPrefixes | None = None
     _models: dict[str, HostedModel] = field(init=False, default_factory=dict)
-    _door: PriorityLock = field(init=False, default_factory=PriorityLock)
-    _numbers: Iterator[int] = field(init=False, default_factory=count)  # of requests, in their order
-    _released: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _waiting: list[Lease] = field(init=False, default_factory=list)  # in the order in which they get their models
+    _door: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)  # of who decides which models there are
+    _changed: asyncio.Event = field(init=False, default_factory=asyncio.Event)  # set, and replaced, at each change
     _watch: "asyncio.Task[None] | None" = field(init=False, default=None)
 
     def __contains__(self, name: str) -> bool:
@@ -214,22 +155,33 @@ class ModelHost:
             await self._close(model)
 
     async def _enter(self, lease: Lease) -> None:
-        number, has_entered = next(self._numbers), False
-        while not has_entered:
-            async with self._pass_door(lease.priority, number):
-                has_entered = await self._take_place(lease)
+        """Give a lease its model when no other one is before it in the line."""
+        insort(self._waiting, lease, key=lambda each: -each.priority)
+        try:
+            while True:
+                changed = self._changed  # before the look, so that no change is missed
+                async with self._door:
+                    if self._waiting[0] is lease and await self._take_place(lease):
+                        return
+                await changed.wait()
+        finally:
+            self._waiting.remove(lease)
+            self._note_change()
 
-    def _pass_door(self, priority: int = 0, number: int | None = None) -> AbstractAsyncContextManager[None]:
-        """Only one at a time decides which models there are."""
-        self._released.set()  # whoever waits for a place sees that somebody wants the door
-        return self._door.at(priority, next(self._numbers) if number is None else number)
+    def _note_change(self) -> None:
+        """Let all who wait look again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def _take_place(self, lease: Lease) -> bool:
-        """Give a lease its model; False where somebody of a higher priority came while it waited."""
+        """Give a lease its model; False where there is no place for it yet."""
         model = self._models.get(lease.name)
         if model is None:
-            if not await self._make_place(lease.priority):
-                return False
+            while len(self._models) >= self.max_models:
+                if (idle := self._least_used()) is None:
+                    self._end_lower(lease.priority)
+                    return False
+                await self._close(idle)
             model = HostedModel(lease.name, asyncio.ensure_future(self._load(lease.name)), self.idle_s)
             self._models[lease.name] = model
             model.loading.add_done_callback(partial(self._settle, model))
@@ -251,20 +203,7 @@ class ModelHost:
             self._expire_later(model)
         elif model.is_idle and self._models.get(model.name) is model:
             del self._models[model.name]
-        self._released.set()
-
-    async def _make_place(self, priority: int) -> bool:
-        """Wait for a place; False once somebody of a higher priority waits for the door."""
-        while len(self._models) >= self.max_models:
-            if (idle := self._least_used()) is not None:
-                await self._close(idle)
-            elif self._door.is_wanted_above(priority):
-                return False
-            else:
-                self._end_lower(priority)
-                self._released.clear()
-                await self._released.wait()
-        return True
+        self._note_change()
 
     def _end_lower(self, priority: int) -> None:
         """Have the requests end that use one of the models, if there is one that only lower priorities use."""
@@ -314,14 +253,14 @@ class ModelHost:
             model.expiry = loop.call_later(model.idle_s, lambda: loop.create_task(self._expire(model)))
 
     async def _expire(self, model: HostedModel) -> None:
-        async with self._pass_door():
+        async with self._door:
             if model.is_idle and self._models.get(model.name) is model:
                 await self._close(model)
 
     async def _watch_memory(self) -> None:
         while True:
             await asyncio.sleep(self.look_s)
-            async with self._pass_door():
+            async with self._door:
                 idle = self._least_used()
                 if idle is not None and self.is_memory_short():
                     _LOG.info("memory is short")
@@ -334,7 +273,7 @@ class ModelHost:
         if _is_loaded(model):
             _LOG.info("unloading %s", one_line(model.name))
             await in_daemon(lambda: self._end(model))
-        self._released.set()
+        self._note_change()
 
     def _end(self, model: HostedModel) -> None:
         try:

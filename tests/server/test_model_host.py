@@ -291,3 +291,34 @@ def test_only_as_many_requests_have_to_end_as_make_one_place() -> None:
         await asyncio.gather(*titles, return_exceptions=True)
 
     run(work())
+
+
+def test_places_go_by_priority_and_among_equals_in_the_order_of_requests() -> None:
+    """Who leaves the line, while waiting or as its turn comes, holds nobody up."""
+    engines, order = Engines(), list[str]()
+
+    async def ask(host: ModelHost, name: str, priority: int) -> None:
+        async with host.lease(name, priority):
+            order.append(name)
+
+    async def work() -> None:
+        host = ModelHost(engines.open)
+        async with host.lease("held"):
+            asked = [
+                ("low", -5),
+                ("gone", 0),
+                ("ending", 0),
+                ("title", -1),
+                ("first", 0),
+                ("tags", -1),
+                ("second", 0),
+            ]
+            tasks = {name: asyncio.create_task(ask(host, name, priority)) for name, priority in asked}
+            await asyncio.sleep(0.01)
+            tasks["gone"].cancel()
+            await asyncio.sleep(0)
+        tasks["ending"].cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+    run(work())
+    assert order == ["first", "second", "title", "tags", "low"]
