@@ -44,7 +44,7 @@ from edgespec.setup.usage import UsageCounter
 from edgespec.text.prompt_encoder import PromptEncoder
 from edgespec.text.tokenizer import TextStream
 from edgespec.tools.call_events import CallEvent, Part, TextPart, in_order
-from edgespec.tools.call_parser import CallReader
+from edgespec.tools.call_parser import CallParser
 from edgespec.types import TokenIds
 
 # Rounds from which the thread of the passes has not learned, as the reader's thread may do it for them meanwhile.
@@ -248,7 +248,7 @@ class AnswerWriter:
         self.drafting: list[Interval] = []
         self.acceptance: dict[str, AcceptanceChange] = {}
         self._text_stop = TextStop(request.stop)
-        self._calls: CallReader | None = None  # searches text beside calls by the stop strings
+        self._calls: CallParser | None = None  # searches text beside calls by the stop strings
         self._reasoning: ReasoningGate | None = None  # in which nothing is a call
         calls, tokenizer = request.calls, generation.model.encoder.tokenizer
         marks = (*request.answer_marks, *(calls.format.marks() if calls else ()))
@@ -257,8 +257,12 @@ class AnswerWriter:
         stops = {tokenizer.special_tokens[each] for each in request.stop if each in tokenizer.special_tokens}
         self.end_tokens = {*generation.model.manifest.eos_token_ids, *(stops - in_use)}
         if calls:
-            self._calls = CallReader(
-                calls.use, calls.format, holds_arguments=calls.holds_arguments, stop=self._text_stop
+            self._calls = CallParser(
+                calls.format,
+                calls.use.tools,
+                holds_arguments=calls.holds_arguments,
+                stop=self._text_stop,
+                is_parallel=calls.use.is_parallel,
             )
             # All of an answer may be a call where one is demanded, from its beginning.
             if calls.use.choice == "auto" and (request.opens_reasoning or not len(request.prefill)):
@@ -315,11 +319,11 @@ class AnswerWriter:
             parts += self._read_calls(*self._reasoning.end()) if self._reasoning and not self._is_cut else []
         if self._calls:
             parts += self._calls.flush()
-            self._is_cut = self._is_cut or self._calls.is_stopped
+            self._is_cut = self._is_cut or self._calls.output.is_stopped
         elif not self._is_cut:
             parts.append(TextPart(self._text_stop.flush()))
         reason = "stop" if self._is_cut else last.finish_reason
-        reason = "tool_calls" if reason == "stop" and self._calls and self._calls.has_calls else reason
+        reason = "tool_calls" if reason == "stop" and self._calls and self._calls.output.has_calls else reason
         text, events, places = split_parts(parts)
         logprobs = (*last.logprobs, *self._shown_logprobs(is_last=True))
         ended_s = self._timeline[-1].end_s if self._timeline else 0.0

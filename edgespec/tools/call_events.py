@@ -1,10 +1,14 @@
 """The parts of an answer with calls of tools, in its order: as values, as a whole, and as a parser finds them."""
 
+import secrets
+import string
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from edgespec.tools.tool import ToolCall
+
+_ID_CHARACTERS = string.ascii_letters + string.digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,11 @@ class CallOutput:
         self._fragment = ""  # of arguments
         self._is_text_last = True
 
+    @property
+    def has_calls(self) -> bool:
+        """True if a call has been passed on, perhaps in part."""
+        return self.num_calls > 0 or self.is_open
+
     def take(self) -> list[Part]:
         """Take what has come since the last time."""
         self._flush_fragment()
@@ -138,7 +147,8 @@ class CallOutput:
             return
         if not self._holds_arguments:
             self._release_text()
-        self._add(CallStart(self.num_calls, name))
+        call_id = "call_" + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(24))
+        self._add(CallStart(self.num_calls, name, call_id))
         if not self._holds_arguments:
             self._space, self._is_text_last, self.is_open = "", False, True
 

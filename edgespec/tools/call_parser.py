@@ -5,19 +5,15 @@ beside calls is dropped.
 """
 
 import re
-import secrets
-import string
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from edgespec.tools.call_body import CallBodyReader, NoCall
-from edgespec.tools.call_events import CallOutput, CallStart, Part, StopSearch
+from edgespec.tools.call_events import CallOutput, Part, StopSearch
 from edgespec.tools.formats import CallFormat
 from edgespec.tools.text_reader import EndOfText, Reading, TextReader
-from edgespec.tools.tool import Tool, ToolUse
+from edgespec.tools.tool import Tool
 
-_ID_CHARACTERS = string.ascii_letters + string.digits
 _MOST_SKIPPED = 200  # characters between a call and the end of its frame
 _FENCE = "```"  # around JSON, as models that were trained on code write it
 
@@ -37,8 +33,10 @@ class CallParser:
         *,
         holds_arguments: bool = False,
         stop: StopSearch | None = None,
+        is_parallel: bool = True,
     ) -> None:
-        self._format = format
+        """is_parallel: The answer may have several calls."""
+        self._format, self._is_parallel = format, is_parallel
         self._frames = {
             begin.strip(): (begin.strip(), end.strip()) for begin, end in format.frames if begin.strip()
         }
@@ -50,6 +48,11 @@ class CallParser:
         self._bodies = CallBodyReader(self._reader, self.output, {tool.name: tool for tool in tools})
         self._run = self._read()
         next(self._run)
+
+    @property
+    def is_over(self) -> bool:
+        """True if the answer has all the calls that it may have, or a stop string has ended it."""
+        return self.output.is_stopped or (not self._is_parallel and self.output.num_calls > 0)
 
     def push(self, text: str) -> list[Part]:
         """Read a piece of the answer."""
@@ -168,40 +171,3 @@ class CallParser:
             yield
         yield from reader.take_until(end, self.output.add_arguments)
         self.output.end_call()
-
-
-class CallReader:
-    """Text of an answer in, its text without calls and its calls out, in their order."""
-
-    def __init__(
-        self, use: ToolUse, format: CallFormat, *, holds_arguments: bool, stop: StopSearch | None = None
-    ) -> None:
-        """holds_arguments, stop: As CallParser has them."""
-        self._parser = CallParser(format, use.tools, holds_arguments=holds_arguments, stop=stop)
-        self._is_parallel = use.is_parallel
-        self.has_calls = False
-
-    @property
-    def is_over(self) -> bool:
-        """True if the answer has all the calls that it may have, or a stop string has ended it."""
-        return self.is_stopped or (not self._is_parallel and self._parser.output.num_calls > 0)
-
-    @property
-    def is_stopped(self) -> bool:
-        """True if a stop string has ended the answer."""
-        return self._parser.output.is_stopped
-
-    def push(self, text: str) -> list[Part]:
-        return self._take(self._parser.push(text))
-
-    def flush(self) -> list[Part]:
-        return self._take(self._parser.flush())
-
-    def _take(self, found: Sequence[Part]) -> list[Part]:
-        self.has_calls = self.has_calls or any(isinstance(part, CallStart) for part in found)
-        return [
-            replace(part, id="call_" + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(24)))
-            if isinstance(part, CallStart)
-            else part
-            for part in found
-        ]
