@@ -104,9 +104,9 @@ class _Writer:
     def _calls(self, opening: str) -> str:
         """One call, or several, behind what opens the first."""
         begin, end = self._format.frames[0]
-        body, behind = self._format.body, self._literal(self._format.outer[1])
-        if isinstance(body, PythonBody) or (isinstance(body, JsonBody) and body.is_list):
-            before, between, after = ("", "\n", "") if getattr(body, "has_lines", False) else ("[", ", ", "]")
+        behind = self._literal(self._format.outer[1])
+        if marks := self._format.list_marks:
+            before, between, after = marks
             several = f"({self._literal(between)} tool)*" if self._use.is_parallel else ""
             return _join(self._literal(opening + before), "tool", several, self._literal(after + end), behind)
         more = _join(self._literal(self._format.joint + begin), "tool", self._literal(end))
@@ -176,29 +176,20 @@ class _Writer:
         return [start, before, f"TEXT: {_without(opening)}{other}"]
 
     def _tool_rules(self, rule: str, tool: Tool) -> list[str]:
-        body = self._format.body
-        arguments = f"{rule}_arguments"
-        stated = [f"{arguments}: {_json(closed(tool.parameters))}"]
-        match body:
-            case JsonBody(is_keyed=True):
-                parts = [self._literal(f'{{"{tool.name}": '), arguments, self._literal("}")]
-            case JsonBody():
-                name, given = body.names[0], body.arguments[0]
-                begin = f'{{"{name}": "{tool.name}", "{given}": '
-                parts = [self._literal(begin), arguments, self._literal("}")]
-            case NamedBody():
-                before = body.before[0] if body.before else ""
-                parts = [self._literal(before + tool.name + body.between[0]), arguments, self._literal(body.after)]
+        match body := self._format.body:
+            case JsonBody() | NamedBody():
+                before, behind = map(self._literal, body.around(tool.name))
+                arguments = f"{rule}_arguments"
+                call = f"{rule}: {_join(before, arguments, behind)}"
+                return [call, f"{arguments}: {_json(closed(tool.parameters))}"]
             case TagBody():
                 return self._tag_rules(rule, tool, body)
             case PythonBody():
                 return self._python_rules(rule, tool)
-            case _:
-                raise UsageError(
-                    f"tool_choice and strict need a grammar, and there is none for calls of the form "
-                    f"'{self._format.name}'; say auto, and leave strict out"
-                )
-        return [f"{rule}: {_join(*parts)}", *stated]
+        raise UsageError(
+            "tool_choice and strict need a grammar, and there is none for calls of the form "
+            f"'{self._format.name}'; say auto, and leave strict out"
+        )
 
     def _tag_rules(self, rule: str, tool: Tool, body: TagBody) -> list[str]:
         """Arguments in the order of the schema, each between its tags."""

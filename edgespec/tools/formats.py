@@ -3,6 +3,7 @@
 CallFormat is data, which formats.toml holds; call_body.py reads by it, and notations.py writes.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -25,6 +26,13 @@ class JsonBody:
     is_keyed: bool = False
     is_list: bool = False
 
+    def around(self, name: str) -> tuple[str, str]:
+        """The texts before and behind the arguments of a call, as templates write them."""
+        written = json.dumps(name, ensure_ascii=False)
+        if self.is_keyed:
+            return f"{{{written}: ", "}"
+        return f'{{"{self.names[0]}": {written}, "{self.arguments[0]}": ', "}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedBody:
@@ -40,6 +48,10 @@ class NamedBody:
     before: tuple[str, ...] = ()
     after: str = ""
     text_name: str | None = None
+
+    def around(self, name: str) -> tuple[str, str]:
+        """The texts before and behind the arguments of a call, as templates write them."""
+        return "".join(self.before[:1]) + name + self.between[0], self.after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +132,16 @@ class CallFormat:
     outer: tuple[str, str] = ("", "")
     said: str = ""
     asides: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def list_marks(self) -> tuple[str, str, str] | None:
+        """What templates write before, between and behind calls in one frame; None where each has its own."""
+        match self.body:
+            case PythonBody(has_lines=True):
+                return "", "\n", ""
+            case PythonBody() | JsonBody(is_list=True):
+                return "[", ", ", "]"
+        return None
 
     def marks(self) -> Iterator[str]:
         """The texts that a parser has to see, also where they are special tokens."""

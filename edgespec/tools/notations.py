@@ -177,15 +177,11 @@ def _pairs_items(text: str, at: int, quote: str, depth: int) -> tuple[Any, int]:
 
 def write_calls(format: CallFormat, calls: Sequence[WrittenCall]) -> str:
     """Calls as a model of the family writes them."""
+    written = [_write(format.body, call) for call in calls]
+    if marks := format.list_marks:
+        before, between, behind = marks
+        written = [before + between.join(written) + behind]
     begin, end = format.frames[0]
-    body = format.body
-    if isinstance(body, PythonBody):
-        lines = [*map(_python, calls)]
-        written = ["\n".join(lines) if body.has_lines else f"[{', '.join(lines)}]"]
-    elif isinstance(body, JsonBody) and body.is_list:
-        written = [_json([_json_call(body, call) for call in calls])]
-    else:
-        written = [_write(body, call) for call in calls]
     before, behind = format.outer
     return before + format.joint.join(begin + each + end for each in written) + behind
 
@@ -202,11 +198,9 @@ def describe_tools(format: CallFormat, tools: Iterable[Tool]) -> str:
 
 def _write(body: Body, call: WrittenCall) -> str:
     match body:
-        case JsonBody():
-            return _json(_json_call(body, call))
-        case NamedBody():
-            before = body.before[0] if body.before else ""
-            return before + call.name + body.between[0] + _json(dict(call.arguments)) + body.after
+        case JsonBody() | NamedBody():
+            before, behind = body.around(call.name)
+            return before + _json(dict(call.arguments)) + behind
         case TagBody():
             parts = [body.begin + call.name + body.name_end]
             for key, value in call.arguments.items():
@@ -217,21 +211,12 @@ def _write(body: Body, call: WrittenCall) -> str:
         case PairsBody():
             return f"call:{call.name}{_pairs(dict(call.arguments), body.quote)}"
         case PythonBody():
-            return _python(call)
+            given = ", ".join(f"{key}={_python_value(value)}" for key, value in call.arguments.items())
+            return f"{call.name}({given})"
 
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-def _json_call(body: JsonBody, call: WrittenCall) -> dict[str, Any]:
-    if body.is_keyed:
-        return {call.name: dict(call.arguments)}
-    return {body.names[0]: call.name, body.arguments[0]: dict(call.arguments)}
-
-
-def _python(call: WrittenCall) -> str:
-    return f"{call.name}({', '.join(f'{key}={_python_value(value)}' for key, value in call.arguments.items())})"
 
 
 def _python_value(value: Any) -> str:
