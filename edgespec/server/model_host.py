@@ -7,10 +7,9 @@ import asyncio
 import logging
 from bisect import insort
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from threading import Thread
 from time import monotonic
 from typing import TypeVar
 
@@ -18,7 +17,7 @@ from edgespec import Engine, MemoryExhausted, Preset, by_preset
 from edgespec.server.answer_parts import TokenWords
 from edgespec.server.kept_prefixes import KeptPrefixes
 from edgespec.system.printable import one_line
-from edgespec.system.threads import run_settled
+from edgespec.system.threads import begin, run_settled
 
 T = TypeVar("T")
 OpenEngine = Callable[[str], Engine]
@@ -289,20 +288,4 @@ def _is_loaded(model: HostedModel) -> bool:
 
 def in_daemon(work: Callable[[], T]) -> "asyncio.Future[T]":
     """The result of work in a thread of its own, for which the end of the program does not wait."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(set_outcome: Callable[[], None]) -> None:
-        if not done.cancelled():
-            set_outcome()
-
-    def run() -> None:
-        try:
-            set_outcome = partial(done.set_result, run_settled(work))
-        except BaseException as error:
-            set_outcome = partial(done.set_exception, error)
-        with suppress(RuntimeError):  # the event loop is closed
-            loop.call_soon_threadsafe(settle, set_outcome)
-
-    Thread(target=run, name="edgespec models", daemon=True).start()
-    return done
+    return asyncio.wrap_future(begin(partial(run_settled, work), "edgespec models"))

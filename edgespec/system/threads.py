@@ -74,9 +74,10 @@ async def in_thread(work: Callable[..., T], *given: Any) -> T:
     return await asyncio.to_thread(run_settled, work, *given)
 
 
-def run_with_stack(work: Callable[[], T], stack_bytes: int) -> T:
-    """Run work in a thread with a stack of so many bytes, of which it takes what it uses."""
+def begin(work: Callable[[], T], name: str) -> Future[T]:
+    """The result of work in a thread of its own, for which the end of the program does not wait."""
     done: Future[T] = Future()
+    done.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
@@ -84,11 +85,16 @@ def run_with_stack(work: Callable[[], T], stack_bytes: int) -> T:
         except BaseException as error:
             done.set_exception(error)
 
-    thread = threading.Thread(target=run, name="deep stack", daemon=True)
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return done
+
+
+def run_with_stack(work: Callable[[], T], stack_bytes: int) -> T:
+    """Run work in a thread with a stack of so many bytes, of which it takes what it uses."""
     with _STARTING:
         before = threading.stack_size(stack_bytes)
         try:
-            thread.start()
+            done = begin(work, "deep stack")
         finally:
             threading.stack_size(before)
     return done.result()
