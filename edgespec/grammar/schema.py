@@ -55,16 +55,18 @@ def prepare_schema(schema: Any) -> Any:
     Raises FormatError: It is nested too deep, refers to another document, to nothing or in a circle, has a oneOf
     of which several branches may match, or a format of JSON Schema that cannot be ensured.
     """
+    parts = [(pointer, part) for pointer, part in subschemas(schema) if isinstance(part, Mapping)]
     ending: set[int] = set()  # schemas whose references end, by their identity
-    for pointer, part in subschemas(schema):
-        if not isinstance(part, Mapping):
-            continue
+    for pointer, part in parts:
         _require_shape(part, pointer)
         _require_ensured(part, pointer)
         if "$ref" in part:
             _require_reference(part["$ref"], pointer, schema)
             _require_end(part, pointer, schema, ending)
-    return _without_one_of(schema, _Comparison(schema), "#")
+    comparison = _Comparison(schema)
+    for pointer, part in parts:
+        _require_exclusive(part.get("oneOf", ()), comparison, f"{pointer}/oneOf")
+    return _translate(schema)
 
 
 def schemas_in(grammar: str) -> Iterator[Any]:
@@ -291,35 +293,20 @@ class _Comparison:
         return self.known[id(schema)]
 
 
-def _without_one_of(schema: Any, comparison: _Comparison, pointer: str) -> Any:
-    if isinstance(schema, list):
-        return [_without_one_of(each, comparison, f"{pointer}/{i}") for i, each in enumerate(schema)]
+def _translate(schema: Any) -> Any:
+    """A schema that was checked, as llguidance takes it."""
     if not isinstance(schema, Mapping):
         return schema
-    changed: dict[str, Any] = {}
-    for key, value in _with_narrow_bounds(schema).items():
-        if key in ("const", "enum", "default", "examples"):  # values, in which oneOf is a name like any other
-            changed[key] = value
-        elif key == "format" and is_note(value):
-            continue
-        elif key == "$ref" and isinstance(value, str):
-            changed[key] = "#" + quote(unquote(value[1:]), safe=_PLAIN_IN_REFERENCES, errors="replace")
-        elif key in SCHEMAS and isinstance(value, Mapping):
-            changed[key] = {
-                name: _without_one_of(each, comparison, f"{pointer}/{key}/{_escape(str(name))}")
-                for name, each in value.items()
-            }
-        elif key == "oneOf" and isinstance(value, list):
-            _require_exclusive(value, comparison, f"{pointer}/oneOf")
-            branches = _without_one_of(value, comparison, f"{pointer}/oneOf")
-            if "anyOf" in schema:
-                changed["allOf"] = [*changed.get("allOf", ()), {"anyOf": branches}]
-            else:
-                changed["anyOf"] = branches
-        elif key == "allOf" and "allOf" in changed:
-            changed["allOf"] += _without_one_of(value, comparison, f"{pointer}/allOf")
+    changed = with_inner(_with_narrow_bounds(schema), _translate)
+    if is_note(changed.get("format")):
+        del changed["format"]
+    if isinstance(reference := changed.get("$ref"), str):
+        changed["$ref"] = "#" + quote(unquote(reference[1:]), safe=_PLAIN_IN_REFERENCES, errors="replace")
+    if (branches := changed.pop("oneOf", None)) is not None:
+        if "anyOf" in changed:
+            changed["allOf"] = [*changed.get("allOf", ()), {"anyOf": branches}]
         else:
-            changed[key] = _without_one_of(value, comparison, f"{pointer}/{key}")
+            changed["anyOf"] = branches
     return changed
 
 
