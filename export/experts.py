@@ -279,7 +279,7 @@ class ExpertsWriter:
         return (
             written,
             self._weights.append(f"{name}.scales", scales, shape),
-            self._weights.append(f"{name}.zero_points", zeros, packed) if zeros else None,
+            self._weights.append(f"{name}.zero_points", zeros, packed) if form.has_zero_points else None,
         )
 
 

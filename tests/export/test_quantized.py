@@ -319,13 +319,14 @@ def test_experts_keep_their_integers_in_the_blocks_of_their_kernel(tmp_path: Pat
         name: export_model(tmp_path / name, tmp_path / f"{name}-out", precision=precision)
         for name, precision in (("plain", "fp32"), ("hf", "source"))
     }
-    graph = tmp_path / "hf-out" / manifests["hf"].graph
-    written = read_written(graph, read_source(tmp_path / "hf").tensors)
-    for layer, part, number in product((0, 1), ("gate", "up", "down"), range(4)):
-        matrix = written[f"{layer}.{part}.{number}"]
-        wanted = meant[f"model.layers.{layer}.mlp.experts.{number}.{part}_proj.weight"]
-        assert np.array_equal(np.concatenate([*matrix.floats()]), wanted)
-        assert (matrix.bits or 0) == bits
+    graph, tensors = tmp_path / "hf-out" / manifests["hf"].graph, read_source(tmp_path / "hf").tensors
+    for file in (graph, graph.with_name("model_tree.onnx")):
+        written = read_written(file, tensors)
+        for layer, part, number in product((0, 1), ("gate", "up", "down"), range(4)):
+            matrix = written[f"{layer}.{part}.{number}"]
+            wanted = meant[f"model.layers.{layer}.mlp.experts.{number}.{part}_proj.weight"]
+            assert np.array_equal(np.concatenate([*matrix.floats()]), wanted)
+            assert (matrix.bits or 0) == bits
     keep_activations(graph)
     tokens = np.arange(24, dtype=np.int32) + 5
     found, exact = (
