@@ -18,7 +18,6 @@ from edgespec.export.settings import UnreadLayout
 from edgespec.export.tensors import Index, StoredTensor, Tensors
 
 PARTS = ("gate", "up", "down")
-_GATE = ", gate"  # ends the name of the rows of gates that a matrix of queries holds
 LAYER_TENSORS: dict[str, tuple[str, str]] = NAMES["layer"]
 _TENSOR_NAMES: dict[str, tuple[str, str]] = NAMES["model"] | {
     f"{{i}}.{role}": (f"blk.{{i}}.{gguf}", f"model.layers.{{i}}.{huggingface}")
@@ -49,11 +48,7 @@ def tensors_by_role(
     """
     family = FAMILIES[config.architecture]
     column = 0 if is_gguf else 1
-    stored = _split_fused(path, config, stored, column)
-    if family.has_delta:
-        stored = _split_delta(path, config, _split_gates(path, config, stored, column), column)
-    if family.has_mamba:
-        stored = _split_mamba(path, config, stored, column)
+    stored = _split_stacks(path, config, stored, column)
     found: dict[str, StoredTensor] = {}
     used: set[str] = set()
     if config.routing is not None:
@@ -129,71 +124,57 @@ def _names(family: Family, column: int) -> dict[str, str]:
     return names | {role: both[column] for role, both in family.names.items() if role in names}
 
 
-def _split_fused(path: object, config: DecoderConfig, stored: Tensors, column: int) -> dict[str, StoredTensor]:
-    apart, family = dict(stored), FAMILIES[config.architecture]
-    for kind in family.fused:
-        parts, usual = _FUSED[kind], NAMES["fused"][kind]
-        names = [_TENSOR_NAMES[f"{{i}}.{part}"][column] for part in parts]
-        sizes = [_shape(config, f"{{i}}.{part}")[0] for part in parts]
-        if config.routing is not None:  # of the MLP beside the experts
-            names, sizes = [_SHARED_NAMES[column] % part for part in parts], [config.routing.shared_size] * 2
-        for i in range(config.num_layers):
-            if names[0].format(i=i) in apart:
-                continue
-            name = family.names.get(f"{{i}}.{kind}", usual)[column].format(i=i)
-            if (fused := apart.pop(name, None)) is None:
-                raise _lacks(path, name)
-            if fused.rows != sum(sizes):
-                raise SourceError(
-                    f"{path}: tensor {name} has {fused.rows} rows, its settings require {sum(sizes)}; "
-                    "the file is damaged"
-                )
-            apart |= _cut(fused, {own.format(i=i): rows for own, rows in zip(names, sizes, strict=True)})
-    return apart
+def _stacks(config: DecoderConfig, column: int) -> dict[str, dict[str, Index]]:
+    """The rows of several roles in one stored matrix, by its name and the names that each role has alone."""
+    family, found = FAMILIES[config.architecture], dict[str, dict[str, Index]]()
+    for i, layer in enumerate(config.layers):
+        alone = {part: _TENSOR_NAMES[f"{{i}}.{part}"][column].format(i=i) for part in LAYER_TENSORS}
+        for kind in family.fused:
+            sizes = {alone[part]: _shape(config, f"{{i}}.{part}")[0] for part in _FUSED[kind]}
+            if config.routing is not None:  # of the MLP beside the experts
+                names = [_SHARED_NAMES[column].format(i=i) % part for part in _FUSED[kind]]
+                sizes = dict.fromkeys(names, config.routing.shared_size)
+            name = family.names.get(f"{{i}}.{kind}", NAMES["fused"][kind])[column].format(i=i)
+            found[name] = _one_after_another(sizes)
+        if family.has_delta and layer.attends:  # head by head in turn
+            both = alone["q"], alone["q_gate"]
+            found[alone["q"]] = dict(zip(both, orders_of_gated(config), strict=True))
+        for kind, orders in layer.delta.joined().items() if layer.delta else ():
+            name = NAMES["joined"][kind][column].format(i=i)
+            found[name] = {alone[f"delta_{part}"]: order for part, order in orders.items()}
+        if layer.mamba:
+            parts = ("mamba_z", "mamba_mixed", "mamba_dt")
+            sizes = {alone[part]: _shape(config, f"{{i}}.{part}")[0] for part in parts}
+            found[alone["mamba_z"].removesuffix(", z")] = _one_after_another(sizes)
+    return found
 
 
-def _cut(whole: StoredTensor, sizes: Mapping[str, int]) -> dict[str, StoredTensor]:
-    """The parts of a matrix that lie one after another, by their names and numbers of rows."""
+def _one_after_another(sizes: Mapping[str, int]) -> dict[str, Index]:
+    """The rows of each part of a matrix, by how many it has."""
     starts = accumulate(sizes.values(), initial=0)
-    return {name: whole.part(start, rows) for (name, rows), start in zip(sizes.items(), starts, strict=False)}
+    return {
+        name: np.arange(start, start + size) for (name, size), start in zip(sizes.items(), starts, strict=False)
+    }
 
 
-def _split_mamba(path: object, config: DecoderConfig, stored: Tensors, column: int) -> dict[str, StoredTensor]:
-    """Gates, what is convolved and time steps apart, which one matrix has one after another."""
+def _split_stacks(path: object, config: DecoderConfig, stored: Tensors, column: int) -> dict[str, StoredTensor]:
+    """The tensors of a source with the rows of each role apart, which some files have apart already."""
     apart = dict(stored)
-    for i in _layers_of(config, "{i}.mamba_z"):
-        name = _TENSOR_NAMES["{i}.mamba_z"][column].format(i=i).removesuffix(", z")
-        sizes = {f"{name}, {part}": _shape(config, f"{{i}}.mamba_{part}")[0] for part in ("z", "mixed", "dt")}
+    for name, parts in _stacks(config, column).items():
+        if (parts.keys() - {name}) & stored.keys():
+            continue
         if name not in stored:
             raise _lacks(path, name)
-        apart |= _cut(_require_shape(path, apart.pop(name), (sum(sizes.values()), config.hidden_size)), sizes)
+        num_rows = sum(map(len, parts.values()))
+        whole = _require_shape(path, apart.pop(name), (num_rows, config.hidden_size))
+        apart |= {own: _of_rows(whole, order) for own, order in parts.items()}
     return apart
 
 
-def _split_delta(path: object, config: DecoderConfig, stored: Tensors, column: int) -> dict[str, StoredTensor]:
-    """The parts of joined matrices apart, where there are such."""
-    apart = dict(stored)
-    for i, layer in enumerate(config.layers):
-        for kind, parts in layer.delta.joined().items() if layer.delta else ():
-            if (name := NAMES["joined"][kind][column].format(i=i)) in stored:
-                rows = sum(len(order) for order in parts.values())
-                whole = _require_shape(path, apart.pop(name), (rows, config.hidden_size))
-                for part, order in parts.items():
-                    own = _TENSOR_NAMES[f"{{i}}.delta_{part}"][column].format(i=i)
-                    apart[own] = replace(whole, rows=len(order), row_order=order)
-    return apart
-
-
-def _split_gates(path: object, config: DecoderConfig, stored: Tensors, column: int) -> dict[str, StoredTensor]:
-    """Queries and gates apart, which a matrix has head by head in turn."""
-    apart, (rows, columns) = dict(stored), _shape(config, "{i}.q")
-    for i in _layers_of(config, "{i}.q"):
-        name = _TENSOR_NAMES["{i}.q"][column].format(i=i)
-        if name in stored:
-            both = _require_shape(path, stored[name], (2 * rows, columns))
-            for own, order in zip((name, f"{name}{_GATE}"), orders_of_gated(config), strict=True):
-                apart[own] = replace(both, rows=rows, row_order=order)
-    return apart
+def _of_rows(whole: StoredTensor, order: Index) -> StoredTensor:
+    first, count = int(order[0]), len(order)
+    is_run = np.array_equal(order, np.arange(first, first + count))
+    return whole.part(first, count) if is_run else replace(whole, rows=count, row_order=order)
 
 
 def orders_of_gated(config: DecoderConfig) -> list[Index]:
@@ -279,17 +260,11 @@ def places(config: DecoderConfig, *, is_gguf: bool) -> dict[str, list[RoleRows]]
         for role, name in _names(family, column).items()
         for i in _layers_of(config, role)
     }
-    for kind in family.fused if config.routing is None else ():
-        parts, usual = _FUSED[kind], NAMES["fused"][kind]
-        sizes = [_shape(config, f"{{i}}.{part}")[0] for part in parts]
-        orders = np.split(np.arange(sum(sizes)), [*accumulate(sizes)][:-1])
-        for i in range(config.num_layers):
-            name = family.names.get(f"{{i}}.{kind}", usual)[column].format(i=i)
-            found[name] = [RoleRows(f"{i}.{part}", order) for part, order in zip(parts, orders, strict=True)]
-    for i in _layers_of(config, "{i}.q") if family.has_delta else ():
-        q, gate = orders_of_gated(config)
-        found[_TENSOR_NAMES["{i}.q"][column].format(i=i)] = [RoleRows(f"{i}.q", q), RoleRows(f"{i}.q_gate", gate)]
-    return found
+    stacks = _stacks(config, column).items()
+    return found | {
+        name: [RoleRows(alone.role, order) for own, order in parts.items() for alone in found.get(own, ())]
+        for name, parts in stacks
+    }
 
 
 def _mlp_shape(config: DecoderConfig, part: str, size: int) -> tuple[int, int]:

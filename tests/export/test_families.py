@@ -574,7 +574,7 @@ def test_gguf_feature_that_the_graph_lacks_is_refused(architecture: str, keys: d
         ("phi3", {"rope_parameters": {"rope_type": "yarn"}}, "factor is missing"),
         ("phi3", {"rope_parameters": {"rope_type": "ntk"}}, "known are default"),
         ("phi3", {"rope_parameters": {"partial_rotary_factor": 0.75}}, "rotates 12 of the 16"),
-        ("phi3", {"num_key_value_heads": 4}, "has 128 rows, its settings require 192"),
+        ("phi3", {"num_key_value_heads": 4}, "is 128×64, its settings require 192×64"),
         (
             "phi3-longrope",
             {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}},
