@@ -29,7 +29,7 @@ _GAIN = {None: 1e-3, 8: 5e-3, 4: 2.5e-2}
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class _Rows:
     """Every stride-th row of an array in a file.
 
     It is read, and not mapped: Windows moves no folder with a mapped file.
@@ -47,22 +47,26 @@ class _Stored:
         assert raw.size == count, f"{self.path} ends within an array"
         return np.ascontiguousarray(raw.reshape(-1, self.row_bytes)[:: self.stride]).view(self.dtype.numpy())
 
-    def skip(self, rows: int) -> "_Stored":
-        return replace(self, offset=self.offset + rows * self.stride * self.row_bytes)
+    def from_row(self, start: int, stride: int) -> "_Rows":
+        offset = self.offset + start * self.stride * self.row_bytes
+        return replace(self, offset=offset, stride=self.stride * stride)
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenMatrix:
-    """Some rows of a matrix in the weights file, [rows, columns]; bits is None for floats."""
+    """Some rows of a matrix in the weights file, [rows, columns].
+
+    arrays: Floats, or packed levels, their scales, and zero points where there are any.
+    bits: None for floats.
+    has_offsets: A column for each block follows, that its mean is multiplied with.
+    """
 
     rows: int
     columns: int
-    values: _Stored  # floats, or packed levels
+    arrays: tuple[_Rows, ...]
     bits: int | None = None
     block_size: int = 0
-    scales: _Stored | None = None
-    zero_points: _Stored | None = None
-    has_offsets: bool = False  # a column for each block follows, that its mean is multiplied with
+    has_offsets: bool = False
 
     def row(self, index: int) -> Floats:
         return self._read(index, index + 1)
@@ -72,35 +76,18 @@ class WrittenMatrix:
         step = max(1, CHUNK_WEIGHTS // self.columns)
         return (self._read(start, min(start + step, self.rows)) for start in range(0, self.rows, step))
 
-    def part(self, start: int, rows: int) -> "WrittenMatrix":
-        return replace(
-            self,
-            rows=rows,
-            values=self.values.skip(start),
-            scales=self.scales and self.scales.skip(start),
-            zero_points=self.zero_points and self.zero_points.skip(start),
-        )
-
-    def every(self, stride: int) -> "WrittenMatrix":
-        """A matrix of every stride-th row."""
-        return replace(
-            self,
-            rows=self.rows // stride,
-            values=replace(self.values, stride=stride),
-            scales=self.scales and replace(self.scales, stride=stride),
-            zero_points=self.zero_points and replace(self.zero_points, stride=stride),
-        )
+    def part(self, start: int, rows: int, stride: int = 1) -> "WrittenMatrix":
+        """A matrix of so many rows from the start on, every stride-th of them."""
+        return replace(self, rows=rows, arrays=tuple(each.from_row(start, stride) for each in self.arrays))
 
     def _read(self, start: int, stop: int) -> Floats:
-        values = self.values.read(start, stop)
+        values, *scaling = (each.read(start, stop) for each in self.arrays)
         if self.bits is None:
             return values.astype(np.float32)
-        assert self.scales is not None
-        scales = self.scales.read(start, stop).astype(np.float32)
-        levels, zeros = unpack_pairs(values.view(np.uint8), self.bits).reshape(len(scales), -1), None
-        if self.zero_points is not None:
-            packed = self.zero_points.read(start, stop).view(np.uint8)
-            zeros = unpack_pairs(packed, self.bits)[:, : scales.shape[1]]
+        scales, zeros = scaling[0].astype(np.float32), None
+        levels = unpack_pairs(values.view(np.uint8), self.bits).reshape(len(scales), -1)
+        if len(scaling) > 1:
+            zeros = unpack_pairs(scaling[1].view(np.uint8), self.bits)[:, : scales.shape[1]]
         weights = Blocks(self.bits, self.block_size, levels, scales, zeros).dequantize()
         found = weights[:, : self.columns]
         if not self.has_offsets:
@@ -135,7 +122,7 @@ def _like(matrix: WrittenMatrix, tensor: StoredTensor) -> WrittenMatrix:
     has_offsets = (
         matrix.bits is not None and matrix.columns - tensor.columns >= tensor.columns // matrix.block_size > 0
     )
-    return replace(matrix, columns=tensor.columns, has_offsets=has_offsets and matrix.zero_points is not None)
+    return replace(matrix, columns=tensor.columns, has_offsets=has_offsets and len(matrix.arrays) > 2)
 
 
 def _matrices(model: ir.Model, folder: Path) -> dict[str, WrittenMatrix]:
@@ -145,51 +132,42 @@ def _matrices(model: ir.Model, folder: Path) -> dict[str, WrittenMatrix]:
         tensor = value.const_value
         if isinstance(tensor, ir.ExternalTensor) and len(tensor.shape) == 2 and tensor.dtype != ir.DataType.UINT8:
             rows, columns = tensor.shape.numpy()
-            found[name] = WrittenMatrix(rows, columns, _stored(tensor, rows, folder))
+            found[name] = WrittenMatrix(rows, columns, (_rows_of(tensor, rows, folder),))
     for node in model.graph:
         if node.op_type in ("MoE", "QMoE"):
             found |= _experts(node, folder)
         if node.op_type not in ("MatMulNBits", "GatherBlockQuantized"):
             continue
-        inputs = {0: node.inputs[1 if node.op_type == "MatMulNBits" else 0], 1: node.inputs[2]}
-        if len(node.inputs) > 3:
-            inputs[2] = node.inputs[3]
-        tensors = {at: value.const_value for at, value in inputs.items() if value is not None}
-        levels = tensors[0]
-        assert levels is not None
-        rows = levels.shape.numpy()[0]
-        stored = {at: _stored(tensor, rows, folder) for at, tensor in tensors.items()}
+        levels, *scaling = node.inputs[1 if node.op_type == "MatMulNBits" else 0], *node.inputs[2:4]
+        tensors = [_constant(levels), *(_constant(value) for value in scaling if value is not None)]
+        rows = tensors[0].shape.numpy()[0]
         bits, size = (node.attributes[name].as_int() for name in ("bits", "block_size"))
-        inner = node.attributes["K"].as_int() if "K" in node.attributes else levels.size // rows * 8 // bits
-        name = str(levels.name).rpartition(".")[0]
-        found[name] = WrittenMatrix(rows, inner, stored[0], bits, size, stored[1], stored.get(2))
+        inner = node.attributes["K"].as_int() if "K" in node.attributes else tensors[0].size // rows * 8 // bits
+        name = str(tensors[0].name).rpartition(".")[0]
+        arrays = tuple(_rows_of(tensor, rows, folder) for tensor in tensors)
+        found[name] = WrittenMatrix(rows, inner, arrays, bits, size)
     return found
 
 
 def _experts(node: ir.Node, folder: Path) -> dict[str, WrittenMatrix]:
     """Matrices of all experts of a layer; gate and up are interleaved by rows."""
-    found = {}
-    places = ((2, 3, 11), (5, 6, 12)) if node.op_type == "QMoE" else ((2, None, 0), (4, None, 0))
-    for (at, scales_at, zeros_at), parts, bits in zip(
-        places, (("gate", "up"), ("down",)), ("", "fc2_"), strict=True
-    ):
-        tensor, scales = _constant(node.inputs[at]), scales_at and _constant(node.inputs[scales_at])
-        num_experts, rows, columns = tensor.shape.numpy()
-        layer = str(tensor.name).partition(".experts.")[0]
-        whole = WrittenMatrix(rows, columns, _stored(tensor, num_experts * rows, folder))
-        if scales:
-            num_bits = node.attributes[f"{bits}expert_weight_bits"].as_int()
-            whole = replace(
-                whole,
-                columns=columns * 8 // num_bits,
-                bits=num_bits,
-                block_size=node.attributes["block_size"].as_int(),
-                scales=_stored(scales, num_experts * rows, folder),
+    found, is_quantized = {}, node.op_type == "QMoE"
+    places = ((2, 3, 11), (5, 6, 12)) if is_quantized else ((2,), (4,))
+    for at, parts, bits in zip(places, (("gate", "up"), ("down",)), ("", "fc2_"), strict=True):
+        given = [node.inputs[i] for i in at if i < len(node.inputs)]
+        tensors = [_constant(value) for value in given if value is not None]
+        num_experts, rows, columns = tensors[0].shape.numpy()
+        layer = str(tensors[0].name).partition(".experts.")[0]
+        arrays = tuple(_rows_of(tensor, num_experts * rows, folder) for tensor in tensors)
+        whole = WrittenMatrix(rows, columns, arrays)
+        if is_quantized:
+            num_bits, size = (
+                node.attributes[name].as_int() for name in (f"{bits}expert_weight_bits", "block_size")
             )
-            if zeros_at < len(node.inputs) and (zeros := node.inputs[zeros_at]) is not None:
-                whole = replace(whole, zero_points=_stored(_constant(zeros), num_experts * rows, folder))
+            whole = replace(whole, columns=columns * 8 // num_bits, bits=num_bits, block_size=size)
         for number, (index, part) in product(range(num_experts), enumerate(parts)):
-            found[f"{layer}.{part}.{number}"] = whole.part(number * rows + index, rows).every(len(parts))
+            own = whole.part(number * rows + index, rows // len(parts), len(parts))
+            found[f"{layer}.{part}.{number}"] = own
     return found
 
 
@@ -202,10 +180,10 @@ def _constant(value: ir.Value | None) -> ir.TensorProtocol:
     return value.const_value
 
 
-def _stored(tensor: ir.TensorProtocol | None, rows: int, folder: Path) -> _Stored:
+def _rows_of(tensor: ir.TensorProtocol, rows: int, folder: Path) -> _Rows:
     assert isinstance(tensor, ir.ExternalTensor)
     assert tensor.length is not None
-    return _Stored(folder / tensor.location, tensor.offset or 0, tensor.length // rows, tensor.dtype)
+    return _Rows(folder / tensor.location, tensor.offset or 0, tensor.length // rows, tensor.dtype)
 
 
 @dataclass(frozen=True, slots=True)
