@@ -14,7 +14,7 @@ from which their softmax makes the weights of the experts, and experts that may 
 
 from collections.abc import Iterator, Sequence
 from functools import partial, reduce
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +22,13 @@ import onnx_ir as ir
 
 from edgespec.errors import SourceError
 from edgespec.export.blocks import Bytes, Floats, pack
-from edgespec.export.decoder_config import GateLimit
 from edgespec.export.linear import DATA_TYPES, read_blocks, read_floats
-from edgespec.export.nodes import Nodes
-from edgespec.export.precision import BITS, BLOCK_SIZES, Form, Rule
+from edgespec.export.precision import BITS, BLOCK_SIZES, Form
 from edgespec.export.routing import Routing
 from edgespec.export.tensors import StoredTensor
-from edgespec.export.weights import WeightsFile
+
+if TYPE_CHECKING:
+    from edgespec.export.layers import LayerWriter
 
 _BOOL, _FLOAT, _HALF = (int(kind) for kind in (ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.FLOAT16))
 _CUDA_BLOCK = 64  # CUDA's kernel takes blocks of 64 and 128 weights on every card
@@ -37,44 +37,33 @@ Expert = tuple[StoredTensor, ...]
 """Matrices of one expert that are interleaved: gate and up, or down alone."""
 
 
-class ExpertStack(NamedTuple):
-    """Matrices of all experts, and their biases, which may be none."""
-
-    matrices: Sequence[Expert]
-    biases: Sequence[Expert] = ()
-
-
-class ExpertLayer(NamedTuple):
-    """The experts of a layer.
-
-    name: That their matrices are written under.
-    stacks: Of each expert gate and up, and of each expert down.
-    choice: What is added to the probabilities of the experts as they are chosen, [num_experts].
-    """
-
-    name: str
-    routing: Routing
-    stacks: Sequence[ExpertStack]
-    choice: ir.Value | None
-
-
 class ExpertsWriter:
-    """Writes the matrices of experts into the weights file and their nodes into the graph."""
+    """Writes the experts of layers with the parts of a transformer."""
 
-    def __init__(self, nodes: Nodes, weights: WeightsFile, rule: Rule, gate_limit: GateLimit | None) -> None:
-        self._nodes, self._weights, self._rule, self._gate_limit = nodes, weights, rule, gate_limit
-        self._floats = np.float16 if rule.is_half else np.float32
+    def __init__(self, write: "LayerWriter") -> None:
+        self._write, self._nodes, self._rule = write, write.nodes, write.rule
 
-    def __call__(self, layer: ExpertLayer, x: ir.Value, router_logits: ir.Value) -> ir.Value:
-        """The weighted sum of the chosen experts' outputs for x, [1, num_tokens, hidden_size].
+    def __call__(self, i: int, x: ir.Value, routing: Routing) -> ir.Value:
+        """The weighted sum of the chosen experts' outputs of a layer for x, [1, num_tokens, hidden_size]."""
+        write, op, ints = self._write, self._nodes.op, self._nodes.ints
+        router = write.linear.floats(f"{i}.router", x, write.tensors[f"{i}.router"])
+        if f"{i}.router_bias" in write.tensors:
+            router = op("Add", router, write.vector(f"{i}.router_bias"))
+        choice = None  # what is added to the probabilities of the experts as they are chosen, [num_experts]
+        if (role := f"{i}.router_choice") in write.tensors:  # floats, as the shares are that it is added to
+            stored = write.tensors[role].vector()
+            choice = write.weights.append(role, [stored], stored.shape)
+        router_logits = op("Reshape", router, ints(-1, routing.num_experts))
+        mix = self._routed if self._rule.has_fused_products else self._mixed
+        return mix(i, x, router_logits, routing, choice)
 
-        router_logits: [num_tokens, num_experts].
-        """
-        if not self._rule.has_fused_products:
-            return self._mixed(layer, x, router_logits)
+    def _routed(
+        self, i: int, x: ir.Value, router_logits: ir.Value, routing: Routing, choice: ir.Value | None
+    ) -> ir.Value:
+        """The sum over outputs of routes, in the form that the CPU takes."""
         op, ints, constant = self._nodes.op, self._nodes.ints, self._nodes.constant
-        routing, hidden = layer.routing, layer.stacks[0].matrices[0][0].columns
-        shares, experts = self._choose(router_logits, routing, layer.choice)
+        hidden = self._write.config.hidden_size
+        shares, experts = self._choose(router_logits, routing, choice)
         each = constant("one_expert", np.eye(routing.num_experts, dtype=np.float32))
         routes = op("Gather", each, op("Reshape", experts, ints(-1)), axis=0)
         counts = op("ReduceSum", routes, ints(0), keepdims=0)
@@ -86,17 +75,18 @@ class ExpertsWriter:
         first = op("Slice", op("Reshape", x, ints(-1, hidden)), ints(0), ints(1))
         shape = op("Concat", op("Shape", added, start=0, end=1), ints(hidden), axis=0)
         fed = op("Concat", op("Reshape", copies, ints(-1, hidden)), op("Expand", first, shape), axis=0)
-        outputs = self._experts(layer, fed, op("Concat", routes, added, axis=0))
+        outputs = self._experts(i, fed, op("Concat", routes, added, axis=0))
         num_routes = op("Shape", routes, start=0, end=1)
         outputs = op("Slice", outputs, ints(0), num_routes, ints(0))
         apart = op("Reshape", outputs, ints(-1, routing.num_used, hidden))
         weighted = op("Mul", apart, op("Unsqueeze", shares, ints(2)))
         return op("Unsqueeze", op("ReduceSum", weighted, ints(1), keepdims=0), ints(0))
 
-    def _mixed(self, layer: ExpertLayer, x: ir.Value, router_logits: ir.Value) -> ir.Value:
+    def _mixed(
+        self, i: int, x: ir.Value, router_logits: ir.Value, routing: Routing, choice: ir.Value | None
+    ) -> ir.Value:
         """The output of a kernel that chooses and adds up itself, in the form that WebGPU and CUDA take."""
         op, ints, constant = self._nodes.op, self._nodes.ints, self._nodes.constant
-        routing, choice = layer.routing, layer.choice
         logits = op("Cast", router_logits, to=_FLOAT) if self._rule.is_half else router_logits
         shares = op("Sigmoid", logits) if routing.is_sigmoid else op("Softmax", logits, axis=-1)
         kept, scores = shares, op("Log", shares)
@@ -109,7 +99,7 @@ class ExpertsWriter:
             scores = op("Where", is_chosen, scores, constant("unchosen", np.array(-1e4, np.float32)))
             kept = op("Where", is_chosen, shares, constant("no_share", np.array(0, np.float32)))
         scores = op("Cast", scores, to=_HALF) if self._rule.is_half else scores
-        mixed = self._experts(layer, x, scores, routing.num_used)
+        mixed = self._experts(i, x, scores, routing.num_used)
         scale = constant("routed_scale", np.array(routing.scale, np.float32))
         if not routing.is_normalized:
             total = op("ReduceSum", self._largest("num_used", kept, routing.num_used), ints(-1))
@@ -164,15 +154,15 @@ class ExpertsWriter:
         outputs = [ir.Value(name=f"{x.name}.{name}"), ir.Value(name=f"{x.name}.{name}_at")]
         return self._nodes.node("TopK", [x, self._nodes.ints(count)], outputs)[0]
 
-    def _experts(self, layer: ExpertLayer, x: ir.Value, scores: ir.Value, num_used: int = 1) -> ir.Value:
-        """The output of the num_used best experts for each row, as x is.
+    def _experts(self, i: int, x: ir.Value, scores: ir.Value, num_used: int = 1) -> ir.Value:
+        """The output of the num_used best experts of a layer for each row, as x is.
 
         scores: Of the experts for each row; of routes 1 for the expert of the row and 0 for the others.
         """
         attributes: dict[str, Any] = {"k": num_used, "normalize_routing_weights": 1, **self._activation()}
-        names, matrices = (f"{layer.name}.gate_up", f"{layer.name}.down"), [each.matrices for each in layer.stacks]
-        biases = [each.biases for each in layer.stacks]
-        bias, other = (self._write_biases(*each) for each in zip(names, biases, strict=True))
+        names, parts = (f"{i}.experts.gate_up", f"{i}.experts.down"), (("gate", "up"), ("down",))
+        matrices = [self._each(i, own) for own in parts]
+        bias, other = (self._write_biases(name, i, own) for name, own in zip(names, parts, strict=True))
         if self._rule.form(matrices[0][0][0]).bits is None:
             floats = [self._write_floats(*each) for each in zip(names, matrices, strict=True)]
             ends = (floats[1], other) if other else (floats[1],)
@@ -201,17 +191,25 @@ class ExpertsWriter:
     def _activation(self) -> dict[str, Any]:
         """The attributes of gate · sigmoid(alpha · gate) · (up + beta), with gate and up within a limit."""
         swiglu = {"activation_type": "swiglu", "swiglu_fusion": 1}
-        if (gates := self._gate_limit) is None:
+        if (gates := self._write.config.gate_limit) is None:
             return {**swiglu, "activation_alpha": 1.0, "activation_beta": 0.0}
         slope, limit = float(gates.slope), float(gates.limit)
         return {**swiglu, "activation_alpha": slope, "activation_beta": 1.0, "swiglu_limit": limit}
 
-    def _write_biases(self, name: str, biases: Sequence[Expert]) -> ir.Value | None:
-        if not biases:
+    def _each(self, i: int, parts: Sequence[str], ending: str = "") -> Sequence[Expert]:
+        """The tensors of all experts of a layer."""
+        routing, tensors = self._write.config.routing, self._write.tensors
+        assert routing is not None
+        numbers = range(routing.num_experts)
+        return [tuple(tensors[f"{i}.{part}.{number}{ending}"] for part in parts) for number in numbers]
+
+    def _write_biases(self, name: str, i: int, parts: Sequence[str]) -> ir.Value | None:
+        if f"{i}.{parts[0]}.0_bias" not in self._write.tensors:
             return None
+        biases = self._each(i, parts, "_bias")
         rows = np.stack([np.stack([part.vector() for part in expert], axis=1).reshape(-1) for expert in biases])
-        rows = rows.astype(self._floats)
-        return self._weights.append(f"{name}.bias", [rows], rows.shape)
+        rows = rows.astype(self._write.floats)
+        return self._write.weights.append(f"{name}.bias", [rows], rows.shape)
 
     def _block_size(self, matrices: Sequence[Sequence[Expert]]) -> int:
         """The one block size of both matrices: as asked for if they are rounded, and dividing their columns."""
@@ -249,7 +247,7 @@ class ExpertsWriter:
             for expert in experts
             for parts in zip(*(read_floats(storage, tensor) for tensor in expert), strict=True)
         )
-        matrix = self._weights.append(name, parts, _shape(experts), DATA_TYPES[storage])
+        matrix = self._write.weights.append(name, parts, _shape(experts), DATA_TYPES[storage])
         return matrix if storage == self._rule.storage else self._nodes.op("Cast", matrix, to=_FLOAT)
 
     def _pack(
@@ -269,17 +267,17 @@ class ExpertsWriter:
                     if form.has_zero_points:
                         points = [pack(part.zero_points, bits) for part in parts if part.zero_points is not None]
                         zeros.append(_interleave(points))
-                    scales.append(_interleave([part.scales for part in parts]).astype(self._floats))
+                    scales.append(_interleave([part.scales for part in parts]).astype(self._write.floats))
                     yield _interleave([pack(part.levels, bits).reshape(len(part.levels), -1) for part in parts])
 
         count, rows, columns = _shape(experts)
-        written = self._weights.append(f"{name}.levels", levels(), [count, rows, columns * bits // 8])
+        written = self._write.weights.append(f"{name}.levels", levels(), [count, rows, columns * bits // 8])
         shape = [count, rows, columns // form.block_size]
         packed = [*shape[:2], -(-shape[2] * bits // 8)]
         return (
             written,
-            self._weights.append(f"{name}.scales", scales, shape),
-            self._weights.append(f"{name}.zero_points", zeros, packed) if form.has_zero_points else None,
+            self._write.weights.append(f"{name}.scales", scales, shape),
+            self._write.weights.append(f"{name}.zero_points", zeros, packed) if form.has_zero_points else None,
         )
 
 

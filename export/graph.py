@@ -71,87 +71,77 @@ def build_graph(
 ) -> ir.Model:
     """Write the weights that the file does not hold yet, and return the graph over it."""
     write = LayerWriter(config, tensors, weights, rule, has_tree_inputs=variant.has_tree_inputs)
-    return _Decoder(write, variant).build()
+    input_ids = ir.val("input_ids", ir.DataType.INT64, ["batch", "num_tokens"])
+    mask = ir.val("attention_mask", ir.DataType.INT64, ["batch", "total_tokens"])
+    num_logits = ir.val("num_logits_to_keep", ir.DataType.INT64, [1])
+    lengths = write.lengths(mask)
+    inputs, outputs = [input_ids, mask, num_logits, *write.tree.values()], []
+    inputs += [write.recurrence.num_settled] if config.recurrence else []
+    layers = range(config.num_layers) if variant.layers is None else variant.layers
+
+    embedded, head = write.linear.embedding(
+        tensors["embedding"], input_ids, variant.head, tensors.get(variant.head)
+    )
+    residual = write.scale(embedded, config.embedding_scale)
+    layer_inputs = write.layer_inputs(input_ids, residual) if config.layer_input_size else ()
+    hidden_shape = ("batch", "num_tokens", config.hidden_size)
+    kept: dict[int, list[ir.Value]] = {}  # keys and values by layer, for those that share them
+    norms = [*(f"{i}.input_norm" for i in layers), "final_norm"]
+    normed = write.norm(residual, norms[0])
+    for number, i in enumerate(layers):
+        past, present = write.caches(number, i)
+        if (source := config.layers[i].keys_of) is not None:
+            past, present = kept[source], []
+        kept[i] = past if write.lends_new_keys else present
+        if config.layers[i].recurrent:
+            attended = write.recurrence(i, normed, past[-2:], present[-2:])
+            if config.layers[i].has_both:
+                beside = write.attention(i, normed, past[:2], present[:2], lengths)
+                attended = write.op("Add", attended, beside)
+        elif config.layers[i].convolved:
+            attended = write.convolution(i, normed, past[0], present[0])
+        else:
+            attended = write.attention(i, normed, past, present, lengths)
+        attended = write.norm(attended, f"{i}.attended_norm")
+        attended = write.scale(attended, config.residual_scale)
+        normed, residual = write.add_norm(attended, residual, f"{i}.mlp_norm")
+        fed = write.scale(write.norm(write.mlp(i, normed), f"{i}.fed_norm"), config.residual_scale)
+        if layer_inputs or f"{i}.output_scale" in tensors:
+            residual = write.op("Add", fed, residual)
+            residual = write.add_layer_input(i, residual, layer_inputs[i]) if layer_inputs else residual
+            residual = write.scale_output(i, residual)
+            normed = write.norm(residual, norms[number + 1])
+        else:
+            normed, residual = write.add_norm(fed, residual, norms[number + 1])
+        inputs += past if source is None else []
+        outputs += present
+        if i in variant.hidden_layers:
+            outputs.append(write.output(f"hidden_states.{i}", residual, hidden_shape))
+    if config.num_layers in variant.hidden_layers:
+        outputs.append(write.output(f"hidden_states.{config.num_layers}", normed, hidden_shape))
+    logits = write.cap(head(write.scale(write.last_rows(normed, num_logits), config.logit_scale)))
+    rows = tensors.get(variant.head, tensors["embedding"]).rows
+    shape = ("batch", "num_logits", rows)
+    logits = make_output(write.as_float(logits), "logits", ir.DataType.FLOAT, shape)
+    if variant.has_best:
+        outputs.append(_best(write, logits, rows))
+    return write.nodes.model("decoder", inputs, [logits, *outputs], context_length=str(config.context_length))
 
 
-@dataclass(frozen=True, slots=True)
-class _Decoder:
-    write: LayerWriter
-    variant: Variant
+def _best(write: LayerWriter, logits: ir.Value, vocab_size: int) -> ir.Value:
+    """The likeliest token of each row and the sum of the row, [batch, num_logits, 2].
 
-    def build(self) -> ir.Model:
-        write, tensors = self.write, self.write.tensors
-        config = write.config
-        input_ids = ir.val("input_ids", ir.DataType.INT64, ["batch", "num_tokens"])
-        mask = ir.val("attention_mask", ir.DataType.INT64, ["batch", "total_tokens"])
-        num_logits = ir.val("num_logits_to_keep", ir.DataType.INT64, [1])
-        lengths = write.lengths(mask)
-        inputs, outputs = [input_ids, mask, num_logits, *write.tree.values()], []
-        inputs += [write.recurrence.num_settled] if config.recurrence else []
-        layers = range(config.num_layers) if self.variant.layers is None else self.variant.layers
-
-        embedded, head = write.linear.embedding(
-            tensors["embedding"], input_ids, self.variant.head, tensors.get(self.variant.head)
-        )
-        residual = write.scale(embedded, config.embedding_scale)
-        layer_inputs = write.layer_inputs(input_ids, residual) if config.layer_input_size else ()
-        hidden_shape = ("batch", "num_tokens", config.hidden_size)
-        kept: dict[int, list[ir.Value]] = {}  # keys and values by layer, for those that share them
-        norms = [*(f"{i}.input_norm" for i in layers), "final_norm"]
-        normed = write.norm(residual, norms[0])
-        for number, i in enumerate(layers):
-            past, present = write.caches(number, i)
-            if (source := config.layers[i].keys_of) is not None:
-                past, present = kept[source], []
-            kept[i] = past if write.lends_new_keys else present
-            if config.layers[i].recurrent:
-                attended = write.recurrence(i, normed, past[-2:], present[-2:])
-                if config.layers[i].has_both:
-                    beside = write.attention(i, normed, past[:2], present[:2], lengths)
-                    attended = write.op("Add", attended, beside)
-            elif config.layers[i].convolved:
-                attended = write.convolution(i, normed, past[0], present[0])
-            else:
-                attended = write.attention(i, normed, past, present, lengths)
-            attended = write.norm(attended, f"{i}.attended_norm")
-            attended = write.scale(attended, config.residual_scale)
-            normed, residual = write.add_norm(attended, residual, f"{i}.mlp_norm")
-            fed = write.scale(write.norm(write.mlp(i, normed), f"{i}.fed_norm"), config.residual_scale)
-            if layer_inputs or f"{i}.output_scale" in tensors:
-                residual = write.op("Add", fed, residual)
-                residual = write.add_layer_input(i, residual, layer_inputs[i]) if layer_inputs else residual
-                residual = write.scale_output(i, residual)
-                normed = write.norm(residual, norms[number + 1])
-            else:
-                normed, residual = write.add_norm(fed, residual, norms[number + 1])
-            inputs += past if source is None else []
-            outputs += present
-            if i in self.variant.hidden_layers:
-                outputs.append(write.output(f"hidden_states.{i}", residual, hidden_shape))
-        if config.num_layers in self.variant.hidden_layers:
-            outputs.append(write.output(f"hidden_states.{config.num_layers}", normed, hidden_shape))
-        logits = write.cap(head(write.scale(write.last_rows(normed, num_logits), config.logit_scale)))
-        rows = tensors.get(self.variant.head, tensors["embedding"]).rows
-        shape = ("batch", "num_logits", rows)
-        logits = make_output(write.as_float(logits), "logits", ir.DataType.FLOAT, shape)
-        if self.variant.has_best:
-            outputs.append(self._best(logits, rows))
-        return write.nodes.model("decoder", inputs, [logits, *outputs], context_length=str(config.context_length))
-
-    def _best(self, logits: ir.Value, vocab_size: int) -> ir.Value:
-        """The likeliest token of each row and the sum of the row, [batch, num_logits, 2].
-
-        Not by ArgMax, which WebGPU scans a row with by one thread; where CUDA runs the graph it is opened with
-        ArgMax in place (runtimes/device_rows.py). Maxima can hide NaN, a sum does not.
-        """
-        op, constant = self.write.op, self.write.constant
-        last = self.write.ints(2)
-        ids = self.write.weights.append("token_ids", [np.arange(vocab_size, dtype=np.float32)], [vocab_size])
-        none = constant("no_token", np.array(vocab_size, np.float32))
-        is_largest = op("Equal", logits, op("ReduceMax", logits, last))
-        first = op("ReduceMin", op("Where", is_largest, ids, none), last)
-        best = op("Concat", first, op("ReduceSum", logits, last), axis=2)
-        return make_output(best, "best", ir.DataType.FLOAT, ["batch", "num_logits", 2])
+    Not by ArgMax, which WebGPU scans a row with by one thread; where CUDA runs the graph it is opened with
+    ArgMax in place (runtimes/device_rows.py). Maxima can hide NaN, a sum does not.
+    """
+    op, constant = write.op, write.constant
+    last = write.ints(2)
+    ids = write.weights.append("token_ids", [np.arange(vocab_size, dtype=np.float32)], [vocab_size])
+    none = constant("no_token", np.array(vocab_size, np.float32))
+    is_largest = op("Equal", logits, op("ReduceMax", logits, last))
+    first = op("ReduceMin", op("Where", is_largest, ids, none), last)
+    best = op("Concat", first, op("ReduceSum", logits, last), axis=2)
+    return make_output(best, "best", ir.DataType.FLOAT, ["batch", "num_logits", 2])
 
 
 def build_graphs(

@@ -1,20 +1,19 @@
 """Parts of a transformer as graph nodes: norms, attention over a cache, MLPs and experts. Knows no whole graph."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
 
 from edgespec.export.blocks import Floats
 from edgespec.export.decoder_config import DecoderConfig, QueryGrowth
-from edgespec.export.experts import ExpertLayer, ExpertStack, ExpertsWriter
+from edgespec.export.experts import ExpertsWriter
 from edgespec.export.linear import PartWriter
 from edgespec.export.nodes import Values
 from edgespec.export.precision import Rule
 from edgespec.export.recurrent_graph import RecurrenceWriter
 from edgespec.export.rotary import Rotary
-from edgespec.export.routing import Routing
 from edgespec.export.tensors import Tensors
 from edgespec.export.weights import WeightsFile
 from edgespec.manifest.caches import row_names, state_names
@@ -39,7 +38,7 @@ class LayerWriter(PartWriter):
     ) -> None:
         super().__init__(tensors, weights, rule)
         self.config = config
-        self.experts = ExpertsWriter(self.nodes, weights, rule, config.gate_limit)
+        self.experts = ExpertsWriter(self)
         self.tables: dict[Rotary, tuple[ir.Value, ir.Value]] = {}
         self.biases: dict[ir.Value, ir.Value] = {}
         self._positions: ir.Value | None = None
@@ -304,7 +303,7 @@ class LayerWriter(PartWriter):
         routing = self.config.routing
         if routing is None or i < routing.num_dense:
             return self._gated(str(i), x)
-        mixed = self._experts(i, x, routing)
+        mixed = self.experts(i, x, routing)
         return self.op("Add", mixed, self._shared(f"{i}.shared", x)) if routing.shared_size else mixed
 
     def _shared(self, name: str, x: ir.Value) -> ir.Value:
@@ -326,26 +325,6 @@ class LayerWriter(PartWriter):
     def _activate(self, gate: ir.Value) -> ir.Value:
         is_silu = self.config.activation == "silu"
         return self.silu(gate) if is_silu else self.op("Gelu", gate, approximate="tanh")
-
-    def _experts(self, i: int, x: ir.Value, routing: Routing) -> ir.Value:
-        router = self.linear.floats(f"{i}.router", x, self.tensors[f"{i}.router"])
-        if f"{i}.router_bias" in self.tensors:
-            router = self.op("Add", router, self.vector(f"{i}.router_bias"))
-        flat = self.ints(-1, routing.num_experts)
-        stacks = tuple(self._stack(i, parts, routing.num_experts) for parts in (("gate", "up"), ("down",)))
-        choice = None
-        if (role := f"{i}.router_choice") in self.tensors:  # floats, as the shares are that it is added to
-            added = self.tensors[role].vector()
-            choice = self.weights.append(role, [added], added.shape)
-        layer = ExpertLayer(f"{i}.experts", routing, stacks, choice)
-        return self.experts(layer, x, self.op("Reshape", router, flat))
-
-    def _stack(self, i: int, parts: Sequence[str], num_experts: int) -> ExpertStack:
-        names = [[f"{i}.{part}.{number}" for part in parts] for number in range(num_experts)]
-        matrices = [tuple(self.tensors[name] for name in each) for each in names]
-        has_biases = f"{names[0][0]}_bias" in self.tensors
-        biases = [tuple(self.tensors[f"{name}_bias"] for name in each) for each in names if has_biases]
-        return ExpertStack(matrices, biases)
 
     def add_norm(self, x: ir.Value, residual: ir.Value, role: str) -> tuple[ir.Value, ir.Value]:
         """RMSNorm of x + residual, and the sum itself; the sum twice where the model has no such norm."""
