@@ -26,7 +26,7 @@ from edgespec.errors import DeviceUnavailable, MemoryExhausted, ModelError, Usag
 from edgespec.runtimes.devices import device_key, find_device
 from edgespec.setup.head_target import PROMPTS
 from edgespec.setup.open_model import ModelFolder, read_chat_template, read_tokenizer
-from edgespec.setup.pair import PairCheck, record_check, restore_pair
+from edgespec.setup.pair import PairCheck, read_pair, record_check
 from edgespec.setup.resolve import resolve
 from edgespec.setup.wish import Wish
 from edgespec.system.command_line import quote
@@ -60,11 +60,13 @@ def check_pair(
         ModelError: One of them is missing or invalid, or the folder holds no pair.
         UsageError: The drafter is no model, or several.
     """
-    pair = restore_pair(Path(target), report) if drafter is None else None
+    pair = read_pair(Path(target)) if drafter is None else None
     if drafter is None and pair is None:
         raise ModelError(
             f"{target} is not a pair folder; name a drafter too, or export a pair with edgespec export --drafter"
         )
+    if pair and pair.problem:
+        report(f"{pair.problem}: it is written again, without earlier measurements")
     drafter = target if drafter is None else drafter
     resolved = resolve(
         Wish(

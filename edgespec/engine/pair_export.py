@@ -23,7 +23,7 @@ from edgespec.export.vocabulary import Vocabulary
 from edgespec.manifest import Manifest, read_manifest
 from edgespec.setup.device_choice import source_of
 from edgespec.setup.head_target import require_agreement
-from edgespec.setup.pair import DRAFTER, TARGET, PairCheck, forms_of, is_pair, require_pair_file, write_pair
+from edgespec.setup.pair import DRAFTER, TARGET, PairCheck, forms_of, is_pair, write_pair
 from edgespec.setup.snapshot import LocalSource
 from edgespec.system.split_files import source_name, whole_name
 from edgespec.text.tokenizer import Tokenizer
@@ -225,7 +225,6 @@ def usual_added_precision(folder: Path, part: str, form: str) -> str | None:
 
 
 def _first_form(folder: Path, part: str) -> Manifest:
-    require_pair_file(folder)
     if not is_pair(folder):
         raise ModelError(f"{folder} is not a pair folder; export a pair with edgespec export --drafter --output")
     if not (forms := forms_of(folder, part)):

@@ -289,7 +289,7 @@ def evidence_of_use(target: ModelFolder, drafter: ModelFolder, placement: Placem
 def evidence_of_check(pair: Pair, parts: tuple[ModelFolder, ModelFolder], placement: Placement) -> Evidence | None:
     """By the check of a pair of target and drafter on the devices; None where there is none of these models."""
     devices = device_key(placement.device), device_key(placement.drafter_device)
-    check = pair.current_check(devices, (parts[0].folder, parts[1].folder))
+    check = pair.check_on(devices, (parts[0].folder, parts[1].folder))
     if check is None:
         return None
     why = f"by the check of the pair here: {check.reason}"

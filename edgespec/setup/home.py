@@ -22,8 +22,7 @@ from edgespec.setup.foreseen_export import fits_in_half_floats, judge, prefers_h
 from edgespec.setup.given_names import current_name, given_name, note_source
 from edgespec.setup.home_advice import HomeAdvice
 from edgespec.setup.model_uses import ModelUses, hold_mark
-from edgespec.setup.pair import FILE_NAME as PAIR_FILE_NAME
-from edgespec.setup.pair import is_pair, lacks_pair_file, require_pair_file
+from edgespec.setup.pair import is_pair
 from edgespec.setup.repository import HubId
 from edgespec.setup.snapshot import HubFolder, Judge, LocalSource, Preview, explain_folder_errors, is_new, mark_old
 from edgespec.setup.source_names import find_hub_id, split_precision
@@ -115,8 +114,6 @@ class ModelHome:
             if hub_id := find_hub_id(name):
                 fetch = partial(self._hub.fetch, hub_id, "main")
                 return self._prepare(hub_id.name, replace(wanted, repository=hub_id.repository), "source", fetch)
-            for folder in (path, self.models / model):
-                require_pair_file(folder)
             own = None if _is_ready(path) else self.own_folder(name)
             raise ModelError(self.advice.on_unknown(model, path, own))
         except PermissionError as error:
@@ -172,10 +169,10 @@ class ModelHome:
         return None
 
     def pair_folder(self, model: str) -> Path | None:
-        """The pair folder that a user names, also one without its pair.json; None where it is something else."""
+        """The pair folder that a user names; None where it is something else."""
         folder = self.fixed_folder(model) or Path(model)
         with suppress(OSError, ValueError):  # the name of no folder, which is reported as that of a model
-            return folder if is_pair(folder) or lacks_pair_file(folder) else None
+            return folder if is_pair(folder) else None
         return None
 
     def own_folder(self, name: str) -> Path | None:
@@ -463,4 +460,4 @@ def _is_source(path: Path) -> bool:
 
 def _is_ready(folder: Path) -> bool:
     """True if a folder holds a model or a pair that is ready to load."""
-    return any((folder / file).is_file() for file in (FILE_NAME, PAIR_FILE_NAME, genai.FILE_NAME))
+    return any((folder / file).is_file() for file in (FILE_NAME, genai.FILE_NAME)) or is_pair(folder)

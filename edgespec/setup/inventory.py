@@ -12,16 +12,17 @@ from typing import Any, Literal, Unpack
 
 from edgespec.config.presets import Preset
 from edgespec.draft.answer_cache import answers_file
-from edgespec.errors import EdgeSpecError, IntegrityError, ModelError, UsageError
+from edgespec.errors import EdgeSpecError, IntegrityError, ManifestError, ModelError, UsageError
 from edgespec.manifest import COMPILED, FILE_NAME, Manifest, read_manifest, write_manifest
 from edgespec.runtimes.compiled_graphs import compiled_files, compiled_folders, find_damage
 from edgespec.setup.downloads import Download, delete_abandoned_exports
 from edgespec.setup.foresee import needed_bytes
 from edgespec.setup.given_names import note_name, note_source, place_aside, require_name
 from edgespec.setup.home import DeviceFacts, ModelHome
-from edgespec.setup.pair import DRAFTER, TARGET, part_folders, read_pair, require_pair_file
+from edgespec.setup.pair import DRAFTER, TARGET, is_pair, part_folders, read_pair
 from edgespec.setup.snapshot import Preview
 from edgespec.setup.source_names import near_names
+from edgespec.system.command_line import quote
 from edgespec.system.disk import explain_change, hold_lock, replace_file
 from edgespec.system.file_hashes import verify_files
 
@@ -140,9 +141,11 @@ class Inventory:
             IntegrityError: A file differs.
         """
         folder = self.find(model)
-        require_pair_file(folder)
+        pair = read_pair(folder)
+        if pair and pair.problem:
+            raise ManifestError(f"{pair.problem}; to write it again, run: edgespec pair check {quote(folder)}")
         try:
-            parts = part_folders(folder) if read_pair(folder) is not None else [folder]
+            parts = part_folders(folder) if pair else [folder]
             found = [_verify_folder(part) for part in parts]
         except EdgeSpecError as error:
             raise self.home.advice.on_damage(folder, error) from None
@@ -197,8 +200,7 @@ class Inventory:
     def _find_damage(self, folder: Path) -> str | None:
         """What is wrong with the files of a model or pair. Deletes what was compiled and is damaged."""
         try:
-            require_pair_file(folder)
-            parts = part_folders(folder) if read_pair(folder) is not None else [folder]
+            parts = part_folders(folder) if is_pair(folder) else [folder]
             for part in parts:
                 verify_files(part, read_manifest(part).files)
         except (EdgeSpecError, OSError) as error:
@@ -374,11 +376,10 @@ class Inventory:
 
 def _describe(folder: Path, used_s: float | None) -> PreparedModel:
     size = sum(path.stat().st_size for path in _files(folder))
-    require_pair_file(folder)
-    is_pair = read_pair(folder) is not None
-    first = [folder / TARGET, folder / DRAFTER] if is_pair else [folder]
+    has_parts = is_pair(folder)
+    first = [folder / TARGET, folder / DRAFTER] if has_parts else [folder]
     manifests = [read_manifest(part) for part in first]
-    others = [read_manifest(part) for part in part_folders(folder) if part not in first] if is_pair else []
+    others = [read_manifest(part) for part in part_folders(folder) if part not in first] if has_parts else []
     form = " + ".join(manifest.form for manifest in manifests)
     if others:
         form += f" ({', '.join(manifest.form for manifest in others)})"
@@ -392,7 +393,7 @@ def _describe(folder: Path, used_s: float | None) -> PreparedModel:
         name=folder.name,
         path=str(folder),
         bytes=size,
-        kind="pair" if is_pair else "model",
+        kind="pair" if has_parts else "model",
         form=form,
         precision=" + ".join(manifest.precision for manifest in manifests),
         architecture=" + ".join(manifest.architecture for manifest in manifests),

@@ -7,25 +7,21 @@ pair.json      a check for each pair of devices on which the speed was measured
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
 from msgspec import Meta
 
-from edgespec.errors import ManifestError
 from edgespec.manifest import FILE_NAME as MANIFEST_FILE
 from edgespec.manifest import read_manifest
 from edgespec.setup.learned_file import LearnedFile, files_beside
-from edgespec.system.command_line import quote
 from edgespec.system.disk import hold_lock, replace_file
 from edgespec.system.file_hashes import file_record
 from edgespec.system.typed_json import read_as, read_json, require_known_fields
-from edgespec.types import Report
 
 FILE_NAME = "pair.json"
 _LOCK = ".pair.lock"
-SCHEMA_VERSION = 2
 TARGET, DRAFTER = "target", "drafter"  # the folders beside it
 _FORMS = ("cpu", "gpu", "npu")
 
@@ -87,35 +83,24 @@ class CheckOnDevices:
 
 @dataclass(frozen=True)
 class Pair:
-    """A pair folder and its checks, one at most for each pair of devices."""
+    """A pair folder and its checks, one at most for each pair of devices.
+
+    problem: Why the checks that were stored cannot be used; empty if they can.
+    """
 
     folder: Path
     checks: tuple[CheckOnDevices, ...]
+    problem: str = ""
 
     def check_on(self, devices: tuple[str, str], parts: tuple[Path, Path]) -> PairCheck | None:
-        """The check on a pair of devices; None where there is none, or where it was made with other forms.
-
-        Where one of the models was changed since, the check says that the pair does not pay, and why.
+        """The check on a pair of devices; None where there is none of the models as they are.
 
         parts: The folders of the target and the drafter that are to run.
         """
-        found = self._find(devices, parts)
-        if found is None or self._is_current(found):
-            return found.check if found else None
-        reason = "this pair was checked with other models; run edgespec pair check again"
-        return replace(found.check, pays=False, verdict="cannot say whether to use this drafter", reason=reason)
-
-    def current_check(self, devices: tuple[str, str], parts: tuple[Path, Path]) -> PairCheck | None:
-        """The check on a pair of devices, as check_on has it; None where one of the models was changed since."""
-        found = self._find(devices, parts)
-        return found.check if found and self._is_current(found) else None
-
-    def _find(self, devices: tuple[str, str], parts: tuple[Path, Path]) -> CheckOnDevices | None:
         found = next((each for each in self.checks if (each.target_device, each.drafter_device) == devices), None)
-        return found if found and set(found.manifests) == {part.name for part in parts} else None
-
-    def _is_current(self, check: CheckOnDevices) -> bool:
-        return check.manifests == _manifest_hashes(self.folder, check.manifests)
+        if found is None or set(found.manifests) != {part.name for part in parts}:
+            return None
+        return found.check if found.manifests == _manifest_hashes(self.folder, found.manifests) else None
 
     def part(self, part: str, form: str | None = None) -> Path | None:
         """The folder of the target or of the drafter in a form; None where the pair does not have it.
@@ -130,86 +115,37 @@ class Pair:
 
 @dataclass(frozen=True)
 class _PairDocument:
-    schema_version: int
+    schema_version: Literal[2]
     checks: tuple[CheckOnDevices, ...]
 
 
 def is_pair(folder: Path) -> bool:
-    return (folder / FILE_NAME).is_file()
-
-
-def lacks_pair_file(folder: Path) -> bool:
-    """True if a folder holds the models of a pair, and no pair.json."""
-    return not is_pair(folder) and all((folder / part / MANIFEST_FILE).is_file() for part in (TARGET, DRAFTER))
-
-
-def advise_pair_check(folder: Path) -> str:
-    """The command that checks a pair folder again, as the end of a message."""
-    return f"to write it again, run: edgespec pair check {quote(folder)}"
-
-
-def require_pair_file(folder: Path) -> None:
-    """Raises ManifestError: A folder holds the models of a pair, and no pair.json."""
-    if lacks_pair_file(folder):
-        raise ManifestError(f"{folder} is a pair whose {FILE_NAME} is missing; {advise_pair_check(folder)}")
-
-
-def restore_pair(folder: Path, report: Report) -> Pair | None:
-    """The checks of a pair folder, whose pair.json is written again, without any, if it is missing or damaged.
-
-    None where the folder holds no pair.
-
-    Raises ManifestError: pair.json is of another schema or cannot be read.
-    """
-    try:
-        if not lacks_pair_file(folder):
-            return read_pair(folder)
-        problem = f"{folder / FILE_NAME} is missing"
-    except _DamagedPair as error:
-        problem = error.problem
-    report(f"{problem}: it is written again, without earlier measurements")
-    write_pair(folder)
-    return Pair(folder, ())
-
-
-class _DamagedPair(ManifestError):
-    """pair.json is damaged; problem says how."""
-
-    def __init__(self, folder: Path, why: object) -> None:
-        self.problem = f"{folder / FILE_NAME} is damaged ({why})"
-        super().__init__(f"{self.problem}; {advise_pair_check(folder)}")
+    """True if a folder holds the checks of a pair, or the models of one that was not checked."""
+    has_models = all((folder / part / MANIFEST_FILE).is_file() for part in (TARGET, DRAFTER))
+    return has_models or (folder / FILE_NAME).is_file()
 
 
 def read_pair(folder: Path) -> Pair | None:
-    """The checks of a pair folder; None where the folder holds no pair.
-
-    Raises ManifestError: the file is damaged or of another schema.
-    """
-    path = folder / FILE_NAME
-    if not path.is_file():
+    """The checks of a pair folder, none where they cannot be used; None where the folder holds no pair."""
+    if not is_pair(folder):
         return None
+    path = folder / FILE_NAME
     try:
         stated = read_json(path)
-        version = stated.get("schema_version") if isinstance(stated, dict) else None
-        if isinstance(version, int) and version > SCHEMA_VERSION:
-            raise ManifestError(
-                f"{path} has schema version {version}, that of a later edgespec; update edgespec, or delete the "
-                f"file, and {advise_pair_check(folder)}"
-            )
         document = read_as(_PairDocument, stated)
         for each, check in zip(stated["checks"], document.checks, strict=True):
             require_known_fields(each, check)
             require_known_fields(each["check"], check.check)
-    except ValueError as error:
-        raise _DamagedPair(folder, error) from None
-    except OSError as error:
-        raise ManifestError(f"{path} cannot be read ({error.strerror}); fix its permissions") from None
-    return Pair(folder, document.checks)
+        return Pair(folder, document.checks)
+    except FileNotFoundError:
+        return Pair(folder, ())
+    except (ValueError, OSError) as error:
+        return Pair(folder, (), f"{path} cannot be used ({getattr(error, 'strerror', None) or error})")
 
 
 def write_pair(folder: Path, checks: Sequence[CheckOnDevices] = ()) -> None:
     """Write the checks of a pair folder; without any, its speed is unknown."""
-    document = {"schema_version": SCHEMA_VERSION, "checks": [asdict(check) for check in checks]}
+    document = asdict(_PairDocument(2, tuple(checks)))
     replace_file(folder / FILE_NAME, (json.dumps(document, indent=2) + "\n").encode(), 0o666)
 
 

@@ -31,7 +31,6 @@ from edgespec.setup.head_target import require_own_target
 from edgespec.setup.home import ModelHome
 from edgespec.setup.open_model import ModelFolder, open_decoder, read_folder, require_whole_model, self_drafter
 from edgespec.setup.pair import DRAFTER, TARGET, Pair, forms_of, read_pair
-from edgespec.setup.pair import FILE_NAME as PAIR_FILE_NAME
 from edgespec.setup.planner import Schedule
 from edgespec.setup.row_proof import settle_mode
 from edgespec.setup.source_names import split_precision
@@ -316,7 +315,7 @@ def _find_folder(
     Raises DeviceUnavailable: A pair has that part in other forms alone.
     """
     folder = models.resolve(model, form or "cpu", **device_facts(device))
-    pair = read_pair(folder) if (folder / PAIR_FILE_NAME).is_file() else None
+    pair = None if (folder / FILE_NAME).is_file() else read_pair(folder)
     if pair is not None:
         may_differ = form is None or (allow_fallback and pair.part(part, form) is None)
         folder = require_part(pair, part, usable_form(pair, part) if may_differ else form)
@@ -359,13 +358,14 @@ def _pays(pair: Pair, parts: tuple[Path, Path], placement: Placement, report: Re
     parts: The folders of the target and the drafter that are to be loaded.
     is_weighed: The devices were chosen with what passes and drafts take on them.
     """
-    devices = placement.device, placement.drafter_device
-    check = pair.check_on((device_key(devices[0]), device_key(devices[1])), parts)
-    if check is None and not is_weighed:
+    device, other = placement.device, placement.drafter_device
+    check = pair.check_on((device_key(device), device_key(other)), parts)
+    if check is None and (pair.problem or not is_weighed):
+        problem = f"{pair.problem}: " if pair.problem else ""
         report(
-            f"this pair was not measured on {devices[0].name} with its drafter on {devices[1].name}; to measure "
-            f"it: edgespec pair check {quote(pair.folder)} --device {devices[0].name} "
-            f"--drafter-device {devices[1].name}"
+            f"{problem}this pair as it is was not measured on {device.name} with its drafter on {other.name}; to "
+            f"measure it: edgespec pair check {quote(pair.folder)} --device {device.name} --drafter-device "
+            f"{other.name}"
         )
     elif check is not None and not check.pays:
         report(f"drafting without the pair's drafter: {check.reason}")

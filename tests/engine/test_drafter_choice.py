@@ -180,7 +180,7 @@ def test_pairs_of_the_home_and_of_this_folder_have_the_gain_of_their_checks(home
     manifest.write_text(manifest.read_text() + "\n")
     pair = read_pair(home.models / "both")
     assert pair is not None
-    assert pair.current_check(("cpu", "cpu"), (pair.folder / TARGET, pair.folder / DRAFTER)) is None
+    assert pair.check_on(("cpu", "cpu"), (pair.folder / TARGET, pair.folder / DRAFTER)) is None
     assert [each.gain for each in ranking(home).drafters[:2]] == [0.9, None], "other models were checked"
     (home.models / "both" / "pair.json").write_text("{")
     assert [each.gain for each in ranking(home).drafters if each.gain] == [0.9], "a damaged pair is left out"

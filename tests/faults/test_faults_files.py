@@ -271,13 +271,22 @@ JSON = {
 
 
 @pytest.mark.parametrize("kind", JSON)
-@pytest.mark.parametrize("name", [FILE_NAME, PAIR_FILE])
-def test_hostile_json_is_refused_in_words(folder: Path, kind: str, name: str) -> None:
-    (folder / name).write_bytes(JSON[kind].encode("utf-8", "surrogateescape"))
+def test_hostile_json_is_refused_in_words(folder: Path, kind: str) -> None:
+    (folder / FILE_NAME).write_bytes(JSON[kind].encode("utf-8", "surrogateescape"))
     error = refusal(folder)
     assert isinstance(error, ManifestError)
-    assert name in str(error)
+    assert FILE_NAME in str(error)
     assert len(str(error)) < 400
+
+
+@pytest.mark.parametrize("kind", JSON)
+def test_hostile_json_of_a_pair_counts_as_no_measurement(tmp_path: Path, kind: str) -> None:
+    (tmp_path / PAIR_FILE).write_bytes(JSON[kind].encode("utf-8", "surrogateescape"))
+    found = read_pair(tmp_path)
+    assert found is not None
+    assert not found.checks
+    assert PAIR_FILE in found.problem
+    assert len(found.problem) < 400
 
 
 @pytest.mark.parametrize("name", [FILE_NAME, PAIR_FILE])

@@ -60,15 +60,12 @@ def home(tmp_path: Path, tiny_int8: Path, monkeypatch: pytest.MonkeyPatch) -> Mo
     return home
 
 
-def test_pair_without_its_file_is_listed_with_the_command_that_fixes_it(tiny_model: Path, tmp_path: Path) -> None:
+def test_pair_without_its_file_is_listed_as_a_pair(tiny_model: Path, tmp_path: Path) -> None:
     home = ModelHome(tmp_path)
     for part in ("target", "drafter"):
         shutil.copytree(tiny_model, home.models / "both" / part)
     (listed,) = Inventory(home).models()
-    assert listed.problem is not None
-    assert listed.problem.endswith(f"run: edgespec pair check {home.models / 'both'}")
-    with pytest.raises(ModelError, match=r"both is a pair whose pair\.json is missing"):
-        home.resolve("both")
+    assert (listed.kind, listed.problem) == ("pair", None)
 
 
 def test_models_are_listed_verified_and_removed(home: ModelHome) -> None:

@@ -15,7 +15,7 @@ from edgespec import load
 from edgespec.cli.main import main
 from edgespec.engine.pair_check import best_gain, check_pair, judge
 from edgespec.engine.pair_export import PairHalf, export_pair, usual_added_precision
-from edgespec.errors import DiskFull, ManifestError, MemoryExhausted, ModelError, VocabularyMismatch
+from edgespec.errors import DiskFull, MemoryExhausted, VocabularyMismatch
 from edgespec.export.convert import export_model
 from edgespec.export.options import ExportOptions
 from edgespec.export.output import RESERVE_BYTES
@@ -132,8 +132,8 @@ def test_check_of_other_models_does_not_count(pair: Path, tiny_gguf: Path, tmp_p
     export_model(tiny_gguf, folder / "drafter", precision="int8")
     lines: list[str] = []
     with load(folder, report=lines.append) as engine:
-        assert engine.speculation.name in ("suffix", "suffix+lookahead")  # by what passes cost here
-    assert "checked with other models" in lines[0]
+        assert "drafter" in engine.speculation.name
+    assert "this pair as it is was not measured on cpu" in lines[0]
 
 
 def test_other_tokens_are_told_apart_and_missing_ones_are_not(tiny_model: Path, tmp_path: Path) -> None:
@@ -180,32 +180,26 @@ def test_missing_or_damaged_pair_file_is_written_again_by_pair_check(
 ) -> None:
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
     folder = Path(shutil.copytree(pair, tmp_path / "models" / "pair"))
-    command = f"run: edgespec pair check {folder}"
-    for problem in ("missing", "damaged"):
-        if problem == "missing":
-            (folder / FILE_NAME).unlink()
-        else:
-            (folder / FILE_NAME).write_text("{")
-        for wanted in ("none", "auto"):
-            with pytest.raises(ModelError, match=f"pair.json is {problem}.*{command}"):
-                load(folder, drafter=wanted)
-        with pytest.raises(ModelError, match=command):
-            usual_added_precision(folder, TARGET, "gpu") if problem == "missing" else read_pair(folder)
-        assert main(["models", "verify", str(folder)]) == 3
-        assert command in capsys.readouterr().out
-        assert main(["pair", "check", str(folder)]) == 0
-        assert f"pair.json is {problem}" in capsys.readouterr().err
-        assert check_of(folder).target == "tiny (fp32)"
-        with load(folder) as engine:
+    for content in (None, "{", '{"schema_version": 9}'):
+        (folder / FILE_NAME).unlink()
+        if content is not None:
+            (folder / FILE_NAME).write_text(content)
+        problem = "" if content is None else "pair.json cannot be used"
+        said: list[str] = []
+        with load(folder, report=said.append) as engine:
+            assert engine.speculation.name == "suffix+tiny"
             assert engine.generate("the", max_tokens=2).text
+        assert any(problem in line and f"edgespec pair check {folder}" in line for line in said)
+        assert usual_added_precision(folder, TARGET, "gpu") == "fp32"
+        assert main(["models", "verify", str(folder)]) == (3 if problem else 0)
+        assert not problem or f"run: edgespec pair check {folder}" in capsys.readouterr().out
+        assert main(["pair", "check", str(folder)]) == 0
+        assert problem in capsys.readouterr().err
+        assert check_of(folder).target == "tiny (fp32)"
     assert main(["pair", "check", "pair"]) == 0, "by its name in the home"
-    (folder / FILE_NAME).write_text('{"schema_version": 9}')
-    assert main(["pair", "check", str(folder)]) == 3
-    assert "that of a later edgespec" in capsys.readouterr().err
-    assert (folder / FILE_NAME).read_text() == '{"schema_version": 9}', "which is not damaged"
 
 
-def test_damaged_pair_file_is_refused(pair: Path, tmp_path: Path) -> None:
+def test_damaged_pair_file_counts_as_no_measurement(tmp_path: Path) -> None:
     for text in (
         "{",
         '{"schema_version": 9}',
@@ -216,8 +210,10 @@ def test_damaged_pair_file_is_refused(pair: Path, tmp_path: Path) -> None:
         "{}",
     ):
         (tmp_path / FILE_NAME).write_text(text)
-        with pytest.raises(ManifestError, match="run: edgespec pair check"):
-            read_pair(tmp_path)
+        found = read_pair(tmp_path)
+        assert found is not None
+        assert not found.checks
+        assert f"{tmp_path / FILE_NAME} cannot be used (" in found.problem
 
 
 def test_pair_folder_is_a_model_to_every_command(pair: Path, tiny_model: Path) -> None:
@@ -264,8 +260,9 @@ def test_values_of_other_kinds_in_a_pair_file_are_refused(
     document = json.loads((folder / FILE_NAME).read_text())
     document["checks"][0]["check"] |= change
     (folder / FILE_NAME).write_text(json.dumps(document))
-    with pytest.raises(ManifestError, match=next(iter(change))):
-        read_pair(folder)
+    found = read_pair(folder)
+    assert found is not None
+    assert next(iter(change)) in found.problem
     assert main(["models", "verify", str(folder)]) == 3
 
 

@@ -177,7 +177,7 @@ def test_a_pair_is_judged_by_its_check_on_the_devices_at_hand(named: Callable[..
     assert found.target.folder == pair / "target-gpu"
     assert len(found.drafters) == 1, "what was not measured may be tried"
     assert said == [
-        "this pair was not measured on cuda:1 with its drafter on cpu; to measure it: "
+        "this pair as it is was not measured on cuda:1 with its drafter on cpu; to measure it: "
         f"edgespec pair check {pair} --device cuda:1 --drafter-device cpu"
     ]
     said.clear()
@@ -204,7 +204,7 @@ def test_auto_takes_the_form_of_a_pair_whose_device_is_there_and_its_check(
     assert found.devices.downgrades == []
     assert len(found.drafters) == 1, "it was measured with another target"
     assert said == [
-        "this pair was not measured on cpu with its drafter on cpu; to measure it: "
+        "this pair as it is was not measured on cpu with its drafter on cpu; to measure it: "
         f"edgespec pair check {pair} --device cpu --drafter-device cpu"
     ]
     assert named(pair, "auto", "cpu", "cpu").target.folder == found.target.folder, "which the command measures"
