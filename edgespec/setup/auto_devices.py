@@ -22,11 +22,10 @@ from edgespec.setup.device_options import DeviceOptions
 from edgespec.setup.device_search import (
     Decision,
     Where,
+    decisions_in,
     in_one_line,
-    read_decision,
     search,
     where_of,
-    write_decision,
 )
 from edgespec.setup.foresee import ModelForms, ModelSize, foresee_model
 from edgespec.setup.home import ModelHome
@@ -190,7 +189,7 @@ class AutoDevices:
     @property
     def saved(self) -> Decision | None:
         """An earlier decision; None where there is none for this machine and the models as they are."""
-        return None if self.refused else read_decision(self.models.path, self._asked, self._made_for)
+        return None if self.refused else decisions_in(self.models.path).read().get(self._made_for)
 
     def compare(self, *, remeasure: bool = False, measures_prepared: bool = False) -> Compared | None:
         """Compare the devices by foreseeing and measuring, and save the decision; None as in decide().
@@ -226,7 +225,6 @@ class AutoDevices:
         targets = [name for name in self.candidates.targets if name not in refused]
         shown = {name: options.devices[name] for name in dict.fromkeys((*targets, *where))}
         decision = Decision(
-            made_for=self._made_for,
             device=where.device,
             drafter_device=where.drafter_device,
             line=in_one_line(_short(self.model), plan, shown),
@@ -299,17 +297,13 @@ class AutoDevices:
         return probes, refused
 
     @property
-    def _made_for(self) -> tuple[str, ...]:
-        return tuple(sorted(map(self._key, self.candidates.devices)))
-
-    @property
-    def _asked(self) -> list[str]:
-        """The key of a decision: the request, and the models as they are."""
+    def _made_for(self) -> str:
+        """The key of a decision: the request, the models as they are, and the devices of this machine."""
         drafters = [name for cascade in self.names.cascades for name in cascade.models]
         place = self.placement
         how = [place.num_threads, place.drafter_threads, place.deterministic, sorted(self.names.simple)]
         models = [_identity(str(self.models.fixed_folder(name) or name)) for name in (self.model, *drafters)]
-        return [*models, json.dumps([*how, *self.candidates.asked])]
+        return json.dumps([models, how, self.candidates.asked, sorted(map(self._key, self.candidates.devices))])
 
     def _key(self, name: str) -> str:
         """A device with the versions of all that its speed depends on."""
@@ -318,7 +312,8 @@ class AutoDevices:
 
     def _save(self, decision: Decision) -> None:
         try:
-            write_decision(self.models.path, self._asked, decision)
+            self.models.path.mkdir(parents=True, exist_ok=True)
+            decisions_in(self.models.path).write(self._made_for, decision)
         except OSError as error:
             self.models.report(
                 f"{self.models.path} cannot be written ({error.strerror}): devices will be compared again next "

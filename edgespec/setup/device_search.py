@@ -5,20 +5,15 @@ the model, which may write gigabytes. The decision is one line for the user, and
 nothing of how costs are foreseen or measured.
 """
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, NamedTuple
-
-from msgspec import Meta
+from typing import NamedTuple
 
 from edgespec.draft.limits import MIN_GAIN_OF_SCHEDULE
 from edgespec.runtimes.devices import Device
 from edgespec.setup.planner import Plan, PlannedOption, Weighed, decide
-from edgespec.system.disk import replace_file
-from edgespec.system.typed_json import read_as, read_versioned
+from edgespec.system.typed_json import RecordFile
 from edgespec.system.units import format_speed
 
 # What is foreseen is right to about a third: attention, the way of logits, and other programs are not in it.
@@ -110,49 +105,25 @@ def _refuse(weighed: Weighed, reason: str) -> Weighed:
     return (case, replace(option, obstacle=reason)) if reason else weighed
 
 
-FOLDER = "placements"
-_VERSION = 1
-
-_Text = Annotated[str, Meta(max_length=1 << 12)]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Where a model and its drafters run.
+    """Where a model and its drafters run, and the line that says so to the user."""
 
-    made_for: What the decision holds for: the devices of the machine with the versions of all that drives them.
-    """
-
-    made_for: tuple[_Text, ...]
-    device: _Text
-    drafter_device: _Text
-    line: _Text
+    device: str
+    drafter_device: str
+    line: str
 
     @property
     def where(self) -> Where:
         return Where(self.device, self.drafter_device)
 
 
-def read_decision(home: Path, models: Sequence[str], made_for: Sequence[str]) -> Decision | None:
-    """The decision for models on a machine as it is now; None where there is none that can be used."""
-    try:
-        document = read_versioned(_path(home, models), _VERSION)
-        decision = read_as(Decision, document.get("decision"))
-    except (OSError, ValueError):
-        return None
-    return decision if decision.made_for == tuple(made_for) else None
+FILE_NAME = "placements.json"
 
 
-def write_decision(home: Path, models: Sequence[str], decision: Decision) -> None:
-    """Save a decision in place of an earlier one for the models; raises OSError: the home cannot be written."""
-    path = _path(home, models)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    document = {"version": _VERSION, "models": list(models), "decision": asdict(decision)}
-    replace_file(path, json.dumps(document, indent=1).encode())
-
-
-def _path(home: Path, models: Sequence[str]) -> Path:
-    return home / FOLDER / f"{hashlib.sha256(json.dumps(list(models)).encode()).hexdigest()[:16]}.json"
+def decisions_in(home: Path) -> RecordFile[Decision]:
+    """The decisions of a model home, by all that each holds for."""
+    return RecordFile(home / FILE_NAME, dict[str, Decision], "decisions", version=1, most=64)
 
 
 def where_of(plan: Plan) -> Where:

@@ -1,6 +1,5 @@
 """What auto takes on a machine with a GPU that is imitated at a given pace."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,8 @@ from edgespec.export.plan import plan_model
 from edgespec.runtimes.probe import FILE_NAME, DeviceProbe
 from edgespec.setup import auto_devices, device_options, resolve
 from edgespec.setup.auto_devices import find_candidates
-from edgespec.setup.device_search import FOLDER
+from edgespec.setup.device_search import FILE_NAME as DECISIONS
+from edgespec.setup.device_search import decisions_in
 from edgespec.setup.home import ModelHome
 from edgespec.setup.planner import MemoryNeeds
 from edgespec.setup.resolve import compare_devices
@@ -91,7 +91,7 @@ def test_the_decision_for_a_preset_is_that_for_its_model(
     of_preset, of_model = (resolve.auto_devices(Wish(model=name), models) for name in ("poet", model))
     assert of_preset is not None
     assert of_model is not None
-    assert of_preset._asked == of_model._asked
+    assert of_preset._made_for == of_model._made_for
 
 
 def test_another_driver_asks_for_another_decision(
@@ -163,7 +163,7 @@ def test_emulator_is_never_taken_and_costs_nothing(
         assert engine.generate("the rain", max_tokens=3).stats.target_device == "cpu"
     assert machine.probed == []
     assert not [line for line in said if " runs on " in line]
-    assert not (tmp_path / FOLDER).exists()
+    assert not (tmp_path / DECISIONS).exists()
     assert not (tmp_path / FILE_NAME).exists()
 
 
@@ -240,15 +240,15 @@ def test_decision_for_want_of_memory_is_made_again(
     engine, said = open_auto(drafter="none")
     engine.close()
     assert said[-1].startswith("tiny.gguf:fp32 runs on the CPU: ")
-    assert not (tmp_path / FOLDER).exists()
+    assert not (tmp_path / DECISIONS).exists()
 
 
 def test_damaged_decision_is_made_again(
     machine: Machine, open_auto: Callable[..., tuple[Engine, list[str]]], tmp_path: Path
 ) -> None:
     open_auto(drafter="none")[0].close()
-    (path,) = (tmp_path / FOLDER).iterdir()
-    saved = json.loads(path.read_text())
-    path.write_text("{")
+    (saved,) = decisions_in(tmp_path).read().values()
+    (tmp_path / DECISIONS).write_text("{")
     open_auto(drafter="none")[0].close()
-    assert json.loads(path.read_text())["decision"] | {"line": ""} == saved["decision"] | {"line": ""}
+    (again,) = decisions_in(tmp_path).read().values()
+    assert again.where == saved.where
