@@ -1,6 +1,7 @@
 """When each lane worked, and on what: as a share, as a Chrome trace, as a picture in text or in SVG. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import floor, log10
 from statistics import median
 from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element, SubElement, tostring
@@ -107,47 +108,80 @@ def picture(intervals: Sequence[Interval], width: int = 72) -> str:
 
 
 def svg_picture(intervals: Sequence[Interval]) -> str:
-    """An SVG document with a row for each lane, in strips of one scale of time; time without work is left out.
-
-    A piece of work has the number of its tokens in it, and says more where a pointer rests on it.
-    """
-    lanes = list(dict.fromkeys(each.lane for each in intervals))
-    spent = [each.end_s - each.start_s for each in intervals if each.lane == lanes[0]]
+    """An SVG document with a row for each lane, in strips of one scale of time; time without work is left out."""
+    spent = [each.end_s - each.start_s for each in intervals if each.lane == intervals[0].lane]
     length_s = max(_STRIP * median(spent or [1.0]), 1e-6)
     strips: list[list[Interval]] = []
     for each in sorted(intervals, key=lambda each: each.start_s):
         if not strips or each.end_s > strips[-1][0].start_s + length_s:
             strips.append([])
         strips[-1].append(each)
-    height = len(lanes) * _ROW + 30
-    size = {"width": f"{_LEFT + _PLOT + 10}", "height": f"{height * len(strips) + 40}"}
-    svg = Element("svg", size, xmlns="http://www.w3.org/2000/svg", style="font: 12px system-ui, sans-serif")
-    SubElement(svg, "rect", width="100%", height="100%", fill="#ffffff")
     colours = {each.work: "#34495e" if each.lane == "target" else "#6ea8e0" for each in intervals}
     colours |= {work: colour for work, colour in _COLOURS.items() if work in colours}
-    for i, (work, colour) in enumerate(colours.items()):
-        _svg_text(svg, f"■ {work}", 10 + 130 * i, 20, colour)
+    titled = []
+    for strip in strips:
+        since_ms = 1e3 * (strip[0].start_s - strips[0][0].start_s)
+        title = f"from {since_ms:.0f} ms, for {1e3 * length_s:.0f} ms"
+        titled.append(Strip(title, strip[0].start_s, strip))
+    return draw_strips(titled, length_s, colours)
+
+
+class Strip(NamedTuple):
+    """A part of a picture: lanes from begin_s on, below a title."""
+
+    title: str
+    begin_s: float
+    intervals: Sequence[Interval]
+
+
+def draw_strips(strips: Sequence[Strip], length_s: float, colours: Mapping[str, str], title: str = "") -> str:
+    """An SVG document of strips below each other, each with a row for every lane, on one scale of time.
+
+    A piece of work has the number of its tokens in it, and says more where a pointer rests on it.
+
+    colours: Of the kinds of work.
+    """
+    lanes = list(dict.fromkeys(each.lane for strip in strips for each in strip.intervals))
+    height = len(lanes) * _ROW + 34
+    size = {"width": f"{_LEFT + _PLOT + 10}", "height": f"{height * len(strips) + 90}"}
+    svg = Element("svg", size, xmlns="http://www.w3.org/2000/svg", style="font: 12px system-ui, sans-serif")
+    SubElement(svg, "title").text = title
+    SubElement(svg, "rect", width="100%", height="100%", fill="#ffffff")
+    _svg_text(svg, title, 10, 20, "#222222")
+    left = 10.0
+    for work, colour in colours.items():
+        _svg_text(svg, f"■ {work}", left, 40, colour)
+        left += 40 + 7 * len(work)
     for number, strip in enumerate(strips):
-        top, begin_s = 40 + number * height, strip[0].start_s
-        at_ms = 1e3 * (begin_s - strips[0][0].start_s)
-        _svg_text(svg, f"from {at_ms:.0f} ms, for {1e3 * length_s:.0f} ms", _LEFT, top + 10, "#555555")
+        top = 50 + number * height
+        _svg_text(svg, strip.title, _LEFT, top + 14, "#555555")
         for row, lane in enumerate(lanes):
-            _svg_text(svg, lane, 10, top + 31 + row * _ROW, "#222222")
-        for each in strip:
-            left, y = _PLOT * (each.start_s - begin_s) / length_s, top + 16 + lanes.index(each.lane) * _ROW
+            _svg_text(svg, lane, 10, top + 35 + row * _ROW, "#222222")
+            _svg_box(svg, _LEFT, _PLOT, top + 20 + row * _ROW, "#f1f3f5")
+        for each in strip.intervals:
+            left, y = _PLOT * (each.start_s - strip.begin_s) / length_s, top + 20 + lanes.index(each.lane) * _ROW
             width = min(_PLOT * (each.end_s - each.start_s) / length_s, _PLOT - left)
-            place = {
-                "x": f"{_LEFT + left:.1f}",
-                "y": f"{y}",
-                "width": f"{max(width - 1, 0.5):.1f}",
-                "height": "20",
-            }
-            box = SubElement(svg, "rect", place, fill=colours[each.work])
-            said = f"{each.work}: {each.num_tokens} tokens, {1e3 * (each.end_s - each.start_s):.1f} ms"
-            SubElement(box, "title").text = said
+            box = _svg_box(svg, _LEFT + left, max(width - 1, 0.5), y, colours[each.work])
+            count = f"{each.num_tokens} tokens, " if each.num_tokens else ""
+            SubElement(box, "title").text = f"{each.work}: {count}{1e3 * (each.end_s - each.start_s):.1f} ms"
             if each.num_tokens and width > 16:
                 _svg_text(svg, str(each.num_tokens), _LEFT + left + 4, y + 14, "#ffffff")
+    _svg_axis(svg, length_s, 60 + len(strips) * height)
     return tostring(svg, encoding="unicode")
+
+
+def _svg_axis(svg: Element, length_s: float, y: float) -> None:
+    """Times at a round distance, of which four to nine fit."""
+    length_ms = 1e3 * length_s
+    unit = 10.0 ** floor(log10(length_ms / 4))
+    step_ms = next(unit * factor for factor in (5, 2, 1) if length_ms / (unit * factor) >= 4)
+    for i in range(int(length_ms / step_ms) + 1):
+        x = _LEFT + _PLOT * i * step_ms / length_ms
+        _svg_text(svg, f"╵ {i * step_ms:g} ms", x, y, "#555555")
+
+
+def _svg_box(svg: Element, x: float, width: float, y: float, colour: str) -> Element:
+    return SubElement(svg, "rect", x=f"{x:.1f}", y=f"{y}", width=f"{width:.1f}", height="20", fill=colour)
 
 
 def _svg_text(svg: Element, text: str, x: float, y: float, colour: str) -> None:
