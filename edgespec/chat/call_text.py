@@ -13,7 +13,7 @@ def format_call(call: ToolCall) -> str:
     """A call with all its arguments, each in a line of its own where one line is too long for them."""
     try:
         arguments = call.parse()
-    except (ValueError, RecursionError):
+    except ValueError:
         return f"{call.name}({call.arguments})"
     parts = [f"{name}={_format_value(value)}" for name, value in arguments.items()]
     line = f"{call.name}({', '.join(parts)})"

@@ -122,6 +122,13 @@ def read_value(stated: Any, text: str) -> Any:
         ValueError: It is none.
         FormatError: No JSON can be of this type.
     """
+    try:
+        return _read_value(stated, text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _read_value(stated: Any, text: str) -> Any:
     if stated is None or isinstance(stated, _JSON_PARTS):
         return json.loads(text)
     if hasattr(stated, "model_validate_json"):

@@ -282,7 +282,7 @@ def _arguments(call: ToolCall) -> dict[str, Any]:
     """The arguments of an earlier call; text that is no object, as one that was cut short, becomes one."""
     try:
         found = call.parse()
-    except (ValueError, RecursionError):
+    except ValueError:
         return {"arguments": call.arguments}
     return {"arguments": call.arguments} if is_too_deep(found) else found
 

@@ -78,7 +78,10 @@ class ToolCall:
 
         Raises ValueError: The text is no JSON object, or does not fit the function.
         """
-        found = json.loads(self.arguments)
+        try:
+            found = json.loads(self.arguments)
+        except RecursionError:
+            raise ValueError(f"the arguments of {self.name} are nested too deep") from None
         if not isinstance(found, dict):
             raise ValueError(f"the arguments of {self.name} are {reprlib.repr(found)}; wanted a JSON object")
         return found if function is None else typed_arguments(function, found)

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from edgespec import Engine, FormatError, UsageError, load
+from edgespec import Engine, FormatError, ToolCall, UsageError, load
 from edgespec.engine.request import require_format
 from edgespec.grammar.python_type import read_schema, read_value, type_schema
 from edgespec.tools.function_arguments import schema_of, typed_arguments
@@ -124,6 +124,16 @@ def test_a_mark_of_reasoning_within_a_value_is_part_of_it(engine: Engine) -> Non
     answer = engine.generate(PROMPT, max_tokens=1)
     for text in ('{"note": "a</think>b"}', 'So.\n</think>\n\n{"note": "a</think>b"}'):
         assert dataclasses.replace(answer, text=text).parse() == {"note": "a</think>b"}
+
+
+@pytest.mark.parametrize("kind", [None, list[Any], River])
+def test_what_is_nested_too_deep_for_python_is_no_value(engine: Engine, kind: Any) -> None:
+    deep = "[" * 5000 + "]" * 5000
+    answer = dataclasses.replace(engine.generate(PROMPT, max_tokens=1), text=deep)
+    with pytest.raises(ValueError, match=r"finish reason length, is not .*: it is nested too deep"):
+        answer.parse(kind)
+    with pytest.raises(ValueError, match="the arguments of find are nested too deep"):
+        ToolCall(id="", name="find", arguments=deep).parse()
 
 
 def test_pydantic_classes_are_known_by_their_own_methods(engine: Engine) -> None:
