@@ -16,6 +16,7 @@ import numpy as np
 from edgespec.errors import DeviceUnavailable, EdgeSpecError
 from edgespec.runtimes.devices import Device, find_device, import_onnxruntime, request_device
 from edgespec.runtimes.plugins import Missing, driver_fix, library_fix
+from edgespec.system.line_process import python_program
 
 NO_HALF_FLOATS = "requires f16"  # words of the WebGPU provider
 
@@ -60,7 +61,7 @@ def check_driver(name: str, timeout_s: float = _LIMIT_S) -> Missing | None:
     """Let a device compute, by its name; returns what keeps it from working, None where nothing does."""
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", __name__, name],
+            [python_program(), "-P", "-m", __name__, name],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -69,7 +70,7 @@ def check_driver(name: str, timeout_s: float = _LIMIT_S) -> Missing | None:
         )
     except subprocess.TimeoutExpired:
         return Missing(f"its driver gave no result within {timeout_s:.0f} s", driver_fix(name))
-    except OSError as error:
+    except (EdgeSpecError, OSError) as error:
         return Missing(f"no process could be started to try it: {error}")
     return _read_result(name, done.returncode, done.stdout, done.stderr)
 

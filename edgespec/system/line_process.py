@@ -11,6 +11,7 @@ from time import monotonic
 
 import psutil
 
+from edgespec.errors import EdgeSpecError
 from edgespec.system.threads import Owner
 from edgespec.system.units import format_bytes
 
@@ -28,11 +29,29 @@ class WorkEnded(Exception):
     """Work was given up; its words say why."""
 
 
+def python_program() -> str:
+    """The Python that runs this program.
+
+    Raises EdgeSpecError: It is frozen, so that its own name starts all of it again, without end.
+    """
+    if getattr(sys, "frozen", False):
+        raise EdgeSpecError(
+            "this program is frozen, as by PyInstaller, and edgespec has to start processes of Python; deliver "
+            "the program with a Python that runs it"
+        )
+    return sys.executable or "python3"
+
+
 def start_python(*arguments: str) -> LineProcess:
-    """Start it; what it writes to stderr is dropped. Raises OSError: It cannot be started."""
+    """Start it; what it writes to stderr is dropped.
+
+    Raises:
+        EdgeSpecError: There is no Python to start.
+        OSError: It cannot be started.
+    """
     process = LineProcess(
         # -P: no module of the folder hides one of Python's.
-        [sys.executable or "python3", "-P", *arguments],
+        [python_program(), "-P", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -95,8 +114,8 @@ def ask_once(arguments: Sequence[str], request: bytes, most_s: float, most_bytes
     """The reply of a process that is started for one request, and ended behind it.
 
     Raises:
+        EdgeSpecError, OSError: As start_python does.
         WorkEnded: As ask_bounded does.
-        OSError: It cannot be started.
     """
     process = start_python(*arguments)
     try:

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from edgespec import EdgeSpecError
+from edgespec.runtimes.driver_check import check_driver
 from edgespec.system import processes
 from edgespec.system.line_process import ask, dispose, start_python
 from edgespec.system.processes import run_child
@@ -52,6 +54,13 @@ def test_a_fork_that_ends_leaves_the_process_to_its_parent() -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORKED]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("-9\n", "")
+
+
+def test_a_frozen_program_does_not_start_itself_in_the_place_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with pytest.raises(EdgeSpecError, match=r"frozen, as by PyInstaller, .* with a Python that runs it"):
+        start_python("-c", "")
+    assert "frozen" in check_driver("cpu").problem
 
 
 def test_the_last_line_of_a_process_is_read_though_it_took_no_request() -> None:
