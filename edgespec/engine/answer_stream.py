@@ -161,7 +161,7 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
         self._reading = _Reading(passes, writer, ticket)
         self._on_end = on_end
         self._loops = LoopWatch() if ends_loops else None
-        self._is_closed = False
+        self._is_closed = self._is_prompt_read = False
         self._collected = weakref.finalize(self, self._reading.abandon)
 
     def __reduce__(self) -> NoReturn:
@@ -173,8 +173,8 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
 
     @property
     def num_read(self) -> int:
-        """How many tokens of the prompt a cache holds by now, also from earlier answers."""
-        return self._num_read()
+        """How many tokens of the prompt the model has read by now, also for earlier answers."""
+        return self.prompt_tokens if self._is_prompt_read else self._num_read()
 
     @property
     def last(self) -> Chunk | None:
@@ -239,6 +239,8 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
 
     def _give(self, chunk: Chunk | None) -> Chunk | None:
         """The chunk as the reader gets it; None for none, if the answer is over."""
+        if chunk is not None and (chunk.token_ids or chunk.finish_reason in ("stop", "length")):
+            self._is_prompt_read = True
         # Where another thread has closed it, a chunk before the last still belongs to the answer: a reader waited.
         if chunk is None or chunk.finish_reason is not None:
             self._finish()

@@ -78,6 +78,14 @@ def test_stream_joins_to_what_generate_gives(engine: Engine) -> None:
     assert answer.text == engine.tokenizer.decode(answer.token_ids)
 
 
+@pytest.mark.parametrize("max_tokens", [0, 1, 4])
+def test_the_prompt_of_an_answer_that_is_over_was_read(engine: Engine, max_tokens: int) -> None:
+    stream = engine.stream("the in an", max_tokens=max_tokens)
+    assert stream.num_read == 0
+    assert list(stream)[-1].finish_reason == "length"
+    assert stream.num_read == stream.prompt_tokens
+
+
 def test_same_seed_same_text_other_seed_other_text(engine: Engine) -> None:
     answers = [
         engine.generate("the", sampling=SamplingParams(temperature=1.0, seed=seed), max_tokens=30).text
