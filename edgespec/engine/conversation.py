@@ -436,21 +436,8 @@ class Conversation:
         given = answer_settings(options, None)
         thinking = given.thinking if "thinking" in options else self.thinking
         max_tokens = given.max_tokens if "max_tokens" in options else self.max_tokens
-        num_begun = len(self.engine.tokenizer.encode(begun, is_behind_text=True)) if begun else 0
-
-        @cache
-        def count(num_dropped: int) -> int:
-            return self._count(self._sent(rounds[num_dropped:]), thinking) + num_begun
-
-        num_dropped, context = self._now.num_dropped, self.engine.context_length
-        if self.overflow == "drop-oldest":
-            num_dropped = drop_oldest(num_dropped, len(rounds), count, context, max_tokens)
-        if count(num_dropped) > context:
-            overflow = ContextOverflow(count(num_dropped), context, self.engine.manifest.context_length)
-            if self.overflow == "error" and len(rounds) > 1:
-                overflow.args = (f"{overflow}; overflow='drop-oldest' leaves out the oldest messages",)
-            raise overflow
-        sent, num_prompt = self._sent(rounds[num_dropped:]), count(num_dropped) - num_begun
+        num_dropped, num_prompt = self._fit(rounds, begun, max_tokens, thinking)
+        sent = self._sent(rounds[num_dropped:])
         stated: dict[str, Any] = {name: getattr(self, name) for name in TalkOptions.__annotations__}
         stated |= {
             "sampling": replace(self.sampling, seed=(self.sampling.seed + num_tries) % 2**64),
@@ -476,6 +463,29 @@ class Conversation:
         reply = Reply(num_prompt, dropped, stream, self._chunks, self._take_answer, begun)
         self._reply = ref(reply)
         return reply
+
+    def _fit(
+        self, rounds: tuple[Round, ...], begun: str, max_tokens: int | None, thinking: bool | None
+    ) -> tuple[int, int]:
+        """How many of the oldest rounds not to send, and the tokens of the others.
+
+        Raises ContextOverflow: They do not fit, and dropping is off or does not help.
+        """
+        num_begun = len(self.engine.tokenizer.encode(begun, is_behind_text=True)) if begun else 0
+
+        @cache
+        def count(num_dropped: int) -> int:
+            return self._count(self._sent(rounds[num_dropped:]), thinking) + num_begun
+
+        num_dropped, context = self._now.num_dropped, self.engine.context_length
+        if self.overflow == "drop-oldest":
+            num_dropped = drop_oldest(num_dropped, len(rounds), count, context, max_tokens)
+        if count(num_dropped) > context:
+            overflow = ContextOverflow(count(num_dropped), context, self.engine.manifest.context_length)
+            if self.overflow == "error" and len(rounds) > 1:
+                overflow.args = (f"{overflow}; overflow='drop-oldest' leaves out the oldest messages",)
+            raise overflow
+        return num_dropped, count(num_dropped) - num_begun
 
     def _count(self, sent: Sequence[Turn], thinking: bool | None) -> int:
         return self.engine.count(sent, thinking=thinking, tools=self.tools or None)
