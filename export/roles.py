@@ -100,7 +100,9 @@ def _layers_of(config: DecoderConfig, role: str) -> Sequence[int]:
 
 
 def _lacks(path: object, name: str) -> SourceError:
-    return UnreadLayout(f"{path} has no tensor {name}; the file is incomplete or damaged")
+    return UnreadLayout(
+        f"{path} has no tensor {name}; it is incomplete, or stores its weights in a way that is not read"
+    )
 
 
 def _changes_nothing(name: str, tensor: StoredTensor) -> bool:
