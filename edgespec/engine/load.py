@@ -27,7 +27,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.generation import LoadedModel, OpenDrafters
 from edgespec.engine.idle_learner import IdleLearner, make_learner
 from edgespec.engine.near_ties import find_near_tie
-from edgespec.engine.preset_defaults import check_preset
+from edgespec.engine.preset_defaults import check_preset, fitting
 from edgespec.engine.request import advice_of
 from edgespec.engine.target_caches import TargetCaches
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted, ModelError, UsageError, in_python
@@ -176,12 +176,11 @@ def _open_preset(wish: Wish, preset: Preset, stated: Set[str] | None) -> Engine:
         engine = _open_on_a_device_that_runs(replace(wish, model=preset.model, **held))
     except ModelError as error:
         raise type(error)(f"the preset '{wish.model}' is of the model '{preset.model}': {error}") from None
-    if preset.think is not None and not engine.can_switch_thinking:
+    engine.preset = fitting(preset, engine)
+    if engine.preset != preset:
         wish.report(
             f"the preset '{preset.name}' sets think, for which {preset.model} has no switch: it is ignored"
         )
-        preset = replace(preset, think=None)
-    engine.preset = preset
     return engine
 
 

@@ -34,8 +34,13 @@ def by_preset(engine: "Engine", preset: Preset | None) -> "Engine":
     """An engine whose answers are made by a preset; it shares all that another one has open, and ends with it."""
     shared = object.__new__(type(engine))
     vars(shared).update(vars(engine))
-    shared.preset = preset
+    shared.preset = preset and fitting(preset, shared)
     return shared
+
+
+def fitting(preset: Preset, engine: "Engine") -> Preset:
+    """A preset without its think where the model of an engine has no switch for that."""
+    return preset if preset.think is None or engine.can_switch_thinking else replace(preset, think=None)
 
 
 def settings_by(

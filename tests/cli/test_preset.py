@@ -253,6 +253,11 @@ def test_a_preset_of_a_model_without_a_switch_for_thinking_says_so_and_answers(
         assert engine.chat().thinking is None
     assert "the preset 'brief' sets think, for which tiny has no switch: it is ignored" in said
     assert run(capsys, "chat", "brief", "hi")[0] == 0
+    names = ModelNames(model_home())
+    with serving(names, lambda name: load(names.source(name))) as served:
+        asked = {"model": "brief", "messages": [{"role": "user", "content": "the an"}]}
+        assert served.post("/v1/chat/completions", asked).json()["usage"]["completion_tokens"] == 3
+        assert served.post("/api/chat", {**asked, "stream": False}).json()["eval_count"] == 3
 
 
 def test_a_preset_may_have_a_drafter_a_context_and_a_schema(
