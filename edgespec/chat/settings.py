@@ -1,7 +1,9 @@
 """Settings of a chat that /set shows and changes: sampling, limits, and what happens when the context is full."""
 
 import difflib
+import json
 import re
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
@@ -50,7 +52,7 @@ def apply_setting(conversation: Conversation, argument: str) -> str:
 
     Raises UsageError: there is no such setting, or it cannot have this value.
     """
-    name, *value = argument.replace("=", " ", 1).split(maxsplit=1)
+    name, *value = filter(None, re.split(r"\s*=\s*|\s+", argument, maxsplit=1))
     name = name.replace("-", "_")
     if name in _ELSEWHERE:
         raise UsageError(f"there is no setting '{name}'; {_ELSEWHERE[name]}")
@@ -74,6 +76,8 @@ def _change(conversation: Conversation, name: str, value: Any) -> None:
             raise UsageError(f"loops is {one_line(value, 40)!r}; wanted stop or keep")
         conversation.ends_loops = value == "stop"
     elif name == "stop":
+        with suppress(ValueError):  # else it is no text in quotes, which may have \n
+            value = json.loads(value) if value.startswith('"') else value
         conversation.stop = () if value == "-" else (value,)
     else:
         if not re.fullmatch(r"-1|[1-9]\d{0,17}", value, re.ASCII):

@@ -296,9 +296,19 @@ def test_set_changes_limits_and_shows_all(session: ChatSession) -> None:
 
 
 @pytest.mark.parametrize(
+    ("typed", "stop"),
+    [('"###"', "###"), (r'"\n\n"', "\n\n"), ("a=b", "a=b"), ("= x y", "x y"), ('"a" b', '"a" b'), ("'a'", "'a'")],
+)
+def test_a_stop_string_is_one_as_it_is_or_in_quotes(session: ChatSession, typed: str, stop: str) -> None:
+    output(session, f"/set stop {typed}")
+    assert session.conversation.stop == (stop,)
+
+
+@pytest.mark.parametrize(
     "setting",
     [
         "temperature hot",
+        'stop ""',
         "temperature -1",
         "top_p 2",
         "top_k 1.5",
