@@ -47,7 +47,7 @@ class _State(NamedTuple):
     """A conversation at one time, which undo, redo and a retry that gives no word put back.
 
     is_answer: The last answer is no reasoning where it has no mark: a person wrote it, or a format binds it.
-    asked: Calls that it ended with, and that have no results yet.
+    asked: Calls that it ended with, and that have no results yet; asked_behind: The steps before them.
     """
 
     rounds: tuple[Round, ...] = ()
@@ -55,6 +55,7 @@ class _State(NamedTuple):
     num_tries: int = 0  # of the last round
     is_answer: bool = False
     asked: CallMessage | None = None
+    asked_behind: tuple[Turn, ...] = ()
 
     @property
     def is_unanswered(self) -> bool:
@@ -242,8 +243,8 @@ class Conversation:
                 )
             pairs = zip(asked.calls, results, strict=True)
             given = [ResultMessage(result, call.id, call.name) for call, result in pairs]
-            before = () if self._replaced else now.rounds[-1].steps
-            rounds = now.with_last(answer=None, cut_short=None, steps=(*before, asked, *given))
+            steps = (*now.asked_behind, asked, *given)
+            rounds = now.with_last(answer=None, cut_short=None, steps=steps)
             return self._begin(rounds, now.num_tries, options)
 
     @lists_options
@@ -504,7 +505,8 @@ class Conversation:
         """
         is_stopped = finish_reason in ("cancelled", "timeout")
         if calls:
-            self._now = self._now._replace(asked=CallMessage(answer, calls))
+            asked, behind = CallMessage(answer, calls), self._now.rounds[-1].steps
+            self._now = self._now._replace(asked=asked, asked_behind=behind)
             if not answer.strip():
                 if old := self._replaced:  # its answer stays until the calls have results
                     self._now = self._now._replace(rounds=old.rounds, is_answer=old.is_answer)

@@ -208,6 +208,31 @@ def test_calls_and_steps_stay_where_the_answer_in_their_place_has_no_word() -> N
     assert len(rounds[0].steps) == 2
 
 
+def undo_and_redo(conversation: Conversation) -> None:
+    removed = conversation.undo()
+    assert removed
+    conversation.redo(removed)
+
+
+@pytest.mark.parametrize("put_back", [undo_and_redo, lambda conversation: conversation.retry().close()])
+def test_calls_that_are_put_back_stand_behind_the_steps_of_their_own_answer(
+    put_back: Callable[[Conversation], None],
+) -> None:
+    conversation, engine = talk()
+    engine._script = {**SCRIPT, "Rain?": [CALL]}
+    conversation.say("Rain?")
+    conversation.give_results(["sunny in Rome"]).completion()
+    conversation.retry().completion()
+    (call,) = conversation.calls
+    put_back(conversation)
+    conversation.give_results(["sunny in Rome"]).completion()
+    assert engine.asked[-1] == (
+        Message("user", "Rain?"),
+        CallMessage("", (call,)),
+        ResultMessage("sunny in Rome", call.id, "weather"),
+    )
+
+
 def test_old_rounds_leave_with_their_calls() -> None:
     conversation, engine = talk(context_length=40, overflow="drop-oldest", max_tokens=4)
     conversation.say("Rain?")
