@@ -38,6 +38,7 @@ from edgespec.system.arguments import require_function, require_kind, require_pa
 from edgespec.system.units import format_count
 from edgespec.text.chat_template import CallMessage, ResultMessage, Turn
 from edgespec.tools.tool import REFUSED, ToolCall, ToolUse, demands_call, is_yes, runners_among
+from edgespec.types import Overflow
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
@@ -91,7 +92,8 @@ class Conversation:
 
     @lists_options
     def __init__(self, engine: "Engine", system: str | None = None, **settings: Unpack[Settings]) -> None:
-        self.engine, self.system, self.overflow = engine, system, settings.pop("overflow", "error")
+        self.engine, self.system = engine, system
+        self.overflow: Overflow = settings.pop("overflow", "error")
         answers: TalkOptions = settings
         given = settings_by(answers, engine.model_sampling, engine.preset)
         ToolUse.parse(given.tools, given.tool_choice)
