@@ -105,7 +105,8 @@ def _described(function: Callable[..., Any]) -> dict[str, str]:
 def typed_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments from JSON in the types that a function states: dataclasses, enums, dates, numbers and so on.
 
-    A number that is written as a text is taken for the number. An argument without a type stays as it is.
+    A number that is written as a text is taken for the number. An argument without a type stays as it is, and so
+    does None where it is the default.
 
     Raises ValueError: One is missing or unknown, or does not fit its type.
     """
@@ -117,7 +118,10 @@ def typed_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) 
     needed = [each.name for each in parameters.values() if each.default is each.empty]
     if missing := [each for each in needed if each not in arguments]:
         raise ValueError(f"{name} needs the argument '{missing[0]}'")
-    return {each: _convert(value, hints.get(each, Any), each) for each, value in arguments.items()}
+    return {
+        each: value if value is parameters[each].default is None else _convert(value, hints.get(each, Any), each)
+        for each, value in arguments.items()
+    }
 
 
 def _convert(value: Any, hint: Any, name: str) -> Any:

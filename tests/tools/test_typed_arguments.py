@@ -83,6 +83,14 @@ def test_times_are_taken_as_models_write_them(written: str, at: datetime) -> Non
         typed_arguments(remind, {"at": "tomorrow"})
 
 
+def test_none_is_given_where_it_is_the_default() -> None:
+    def forecast(days: int = None, units: str = "C") -> None: ...  # noqa: RUF013  as many write it
+
+    assert typed_arguments(forecast, {"days": None}) == {"days": None}
+    with pytest.raises(ValueError, match="the argument 'units' is wrong"):
+        typed_arguments(forecast, {"units": None})
+
+
 def test_a_call_is_parsed_for_a_function() -> None:
     call = ToolCall(id="a", name="plan", arguments='{"place": {"city": "Rome"}, "day": "2026-01-02"}')
     assert call.parse()["day"] == "2026-01-02"
