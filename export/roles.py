@@ -48,6 +48,7 @@ def tensors_by_role(
     """
     family = FAMILIES[config.architecture]
     column = 0 if is_gguf else 1
+    stored = _split_qkv(path, config, stored) if is_gguf else stored
     stored = _split_stacks(path, config, stored, column)
     found: dict[str, StoredTensor] = {}
     used: set[str] = set()
@@ -169,6 +170,24 @@ def _split_stacks(path: object, config: DecoderConfig, stored: Tensors, column: 
             raise _lacks(path, name)
         num_rows = sum(map(len, parts.values()))
         whole = _require_shape(path, apart.pop(name), (num_rows, config.hidden_size))
+        apart |= {own: _of_rows(whole, order) for own, order in parts.items()}
+    return apart
+
+
+def _split_qkv(path: object, config: DecoderConfig, stored: Tensors) -> dict[str, StoredTensor]:
+    """The tensors of a GGUF file with queries, keys and values apart, which --fuse-qkv of llama.cpp has joined."""
+    apart, gates = dict(stored), FAMILIES[config.architecture].has_delta
+    for i, ending in product(range(config.num_layers), ("weight", "bias")):
+        name = f"blk.{i}.attn_qkv.{ending}"
+        if name not in stored or not config.layers[i].attends:
+            continue
+        whole, columns = apart.pop(name), config.hidden_size
+        if ending == "bias":
+            whole, columns = replace(whole, rows=whole.columns, columns=1), 1
+        rows = {part: _shape(config, f"{{i}}.{part}", i)[0] for part in "qkv"}
+        rows["q"] *= 1 + gates  # a gate behind each head's query
+        _require_shape(path, whole, (sum(rows.values()), columns))
+        parts = _one_after_another({f"blk.{i}.attn_{part}.{ending}": count for part, count in rows.items()})
         apart |= {own: _of_rows(whole, order) for own, order in parts.items()}
     return apart
 

@@ -102,10 +102,10 @@ def sizes_from_gguf(stated: SourceSettings, is_local: Sequence[bool], tensors: T
     heads, widths = (
         _of_layers(stated, key, len(is_local)) for key in ("attention.head_count_kv", "feed_forward_length")
     )
-    sizes = [
-        LayerSize(heads[i], head_dims[local], widths[i], f"blk.{i}.attn_v.weight" in tensors)
-        for i, local in enumerate(is_local)
+    has_values = [
+        any(f"blk.{i}.attn_{part}.weight" in tensors for part in ("v", "qkv")) for i in range(len(is_local))
     ]
+    sizes = [LayerSize(heads[i], head_dims[local], widths[i], has_values[i]) for i, local in enumerate(is_local)]
     num_sharing = _whole(stated, "attention.shared_kv_layers", len(is_local))
     return LayerSizes(sizes, num_sharing, _whole(stated, "embedding_length_per_layer_input"))
 

@@ -1,8 +1,10 @@
 """Each family against transformers' own logits, drawn from tests/support/make_references.py."""
 
+import re
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -56,6 +58,30 @@ def test_export_gives_the_logits_of_transformers(tmp_path: Path, family: str, fo
     texts = written.pop("edgespec.json") + written.pop("README.md")
     assert texts < OTHER_BYTES
     assert plan.write_bytes == sum(written.values()) + OTHER_BYTES
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_5", "gemma4"])
+def test_queries_keys_and_values_that_a_gguf_file_joins_give_the_same_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """As llama.cpp's converter writes them with --fuse-qkv, where a layer has all three."""
+    add_tensor, held = gguf.GGUFWriter.add_tensor, dict[str, dict[str, np.ndarray]]()
+    with_values = {name.split(".")[2] for name in weights_of(family) if "v_proj" in name}
+
+    def join(writer: gguf.GGUFWriter, name: str, tensor: np.ndarray, **options: Any) -> None:
+        found = re.fullmatch(r"(blk\.(\d+)\.attn_)([qkv])(\..*)", name)
+        if found and found[2] in with_values:
+            name = f"{found[1]}qkv{found[4]}"
+            held.setdefault(name, {})[found[3]] = tensor
+            if len(held[name]) < 3:
+                return
+            tensor = np.concatenate([held[name][part] for part in "qkv"])
+        add_tensor(writer, name, tensor, **options)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", join)
+    source = write_source(tmp_path, family, "gguf")
+    assert "blk.1.attn_qkv.weight" in read_gguf(source).tensors
+    assert largest_difference(source, tmp_path / "out", family) < 1e-4
 
 
 # Those whose gpu form differs from the cpu form by more than types and fused products.
