@@ -46,7 +46,7 @@ class ExpertsWriter:
     def __call__(self, i: int, x: ir.Value, routing: Routing) -> ir.Value:
         """The weighted sum of the chosen experts' outputs of a layer for x, [1, num_tokens, hidden_size]."""
         write, op, ints = self._write, self._nodes.op, self._nodes.ints
-        router = write.linear.floats(f"{i}.router", x, write.tensors[f"{i}.router"])
+        router = write.float_product(f"{i}.router", x)
         if f"{i}.router_bias" in write.tensors:
             router = op("Add", router, write.vector(f"{i}.router_bias"))
         choice = None  # what is added to the probabilities of the experts as they are chosen, [num_experts]

@@ -79,9 +79,7 @@ def build_graph(
     inputs += [write.recurrence.num_settled] if config.recurrence else []
     layers = range(config.num_layers) if variant.layers is None else variant.layers
 
-    embedded, head = write.linear.embedding(
-        tensors["embedding"], input_ids, variant.head, tensors.get(variant.head)
-    )
+    embedded, head = write.embedding(input_ids, variant.head)
     residual = write.scale(embedded, config.embedding_scale)
     layer_inputs = write.layer_inputs(input_ids, residual) if config.layer_input_size else ()
     hidden_shape = ("batch", "num_tokens", config.hidden_size)

@@ -133,9 +133,7 @@ class LayerWriter(PartWriter):
 
     def attention(self, i: int, x: ir.Value, past: Values, present: Values, lengths: Lengths) -> ir.Value:
         roles = [f"{i}.{part}" for part in self.config.projections(i)]
-        weights = [self.tensors[role] for role in roles]
-        biases = [self.tensors.get(f"{role}_bias") for role in roles]
-        projected: list[ir.Value | None] = [*self.linear(f"{i}.qkv", x, weights, biases)]
+        projected: list[ir.Value | None] = [*self.products(f"{i}.qkv", x, roles)]
         if f"{i}.q_norm" in self.tensors and not self.config.norms_rotated:
             projected = self._norm_heads(i, projected)
         layer = self.config.layers[i]
@@ -273,7 +271,7 @@ class LayerWriter(PartWriter):
         config, op = self.config, self.op
         size, roles = config.layer_input_size, ("layer_embedding", "layer_projection", "layer_projection_norm")
         table = self.tensors[roles[0]]
-        own = self.scale(self.linear.rows(roles[0], table, input_ids), math.sqrt(size))
+        own = self.scale(self.rows(roles[0], input_ids), math.sqrt(size))
         made = self.scale(self.product(roles[1], embedded), config.hidden_size**-0.5)
         normed = self.norm(op("Reshape", made, self.ints(0, 0, config.num_layers, size)), roles[2])
         both = op("Add", op("Reshape", normed, self.ints(0, 0, table.columns)), own)
@@ -308,14 +306,14 @@ class LayerWriter(PartWriter):
 
     def _shared(self, name: str, x: ir.Value) -> ir.Value:
         """The expert that every token goes through, times a share of the token's own where there is one."""
-        fed, router = self._gated(name, x), self.tensors.get(f"{name}.router")
-        if router is None:
+        fed, router = self._gated(name, x), f"{name}.router"
+        if router not in self.tensors:
             return fed
-        return self.op("Mul", fed, self.op("Sigmoid", self.linear.floats(f"{name}.router", x, router)))
+        return self.op("Mul", fed, self.op("Sigmoid", self.float_product(router, x)))
 
     def _gated(self, i: str, x: ir.Value) -> ir.Value:
         """An MLP whose roles begin with i."""
-        parts = self.linear(f"{i}.gate_up", x, [self.tensors[f"{i}.gate"], self.tensors[f"{i}.up"]])
+        parts = self.products(f"{i}.gate_up", x, [f"{i}.gate", f"{i}.up"])
         if len(parts) == 1:
             parts = self.nodes.split(parts[0], [f"{i}.gate.out", f"{i}.up.out"])
         gate, up = parts

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,6 @@ from edgespec.export.weights import WeightsFile
 
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 Halves = npt.NDArray[np.float16]
-_NUMPY = {"F32": np.float32, "F16": np.float16}
 DATA_TYPES = {"F32": ir.DataType.FLOAT, "F16": ir.DataType.FLOAT16, "BF16": ir.DataType.BFLOAT16}
 
 
@@ -72,83 +72,93 @@ def read_floats(storage: str, tensor: StoredTensor) -> Iterator[Bytes | Floats |
         yield part.astype(np.float16)
 
 
-class LinearWriter:
-    """Writes matrices into the weights file and their nodes into the graph."""
+class PartWriter:
+    """Writes parts of one graph, and their weights into the file. Tensors are named by their roles."""
 
-    def __init__(self, nodes: Nodes, weights: WeightsFile, rule: Rule) -> None:
-        self.nodes = nodes
-        self.weights = weights
-        self._rule = rule
+    def __init__(self, tensors: Tensors, weights: WeightsFile, rule: Rule) -> None:
+        self.tensors, self.weights, self.rule = tensors, weights, rule
+        self.nodes = Nodes()
+        self.op, self.ints, self.constant = self.nodes.op, self.nodes.ints, self.nodes.constant
+        self.type = ir.DataType.FLOAT16 if rule.is_half else ir.DataType.FLOAT
+        self.floats = np.float16 if rule.is_half else np.float32
         self._extended: dict[tuple[ir.Value, int], ir.Value] = {}
 
-    def __call__(
-        self, name: str, x: ir.Value, tensors: Sequence[StoredTensor], biases: Sequence[StoredTensor | None] = ()
-    ) -> list[ir.Value]:
-        """x times each tensor: one value for all tensors that can be stacked, else one for each."""
-        biases = list(biases) or [None] * len(tensors)
-        forms = [self._rule.form(tensor, name) for tensor in tensors]
-        has_bias = {bias is not None for bias in biases}
+    def as_activation(self, x: ir.Value) -> ir.Value:
+        """A value of float32 in the type of activations."""
+        return x if self.type == ir.DataType.FLOAT else self.op("Cast", x, to=int(self.type))
+
+    def output(self, name: str, x: ir.Value, shape: Sequence[str | int]) -> ir.Value:
+        """An output of the graph in float32, apart from x, which may be an input."""
+        return make_output(self.op("Cast", x, to=int(ir.DataType.FLOAT)), name, ir.DataType.FLOAT, shape)
+
+    def vector(self, role: str, change: Callable[[Floats], Floats] = lambda stored: stored) -> ir.Value:
+        """The numbers of a small tensor, changed."""
+        vector = change(self.tensors[role].vector()).astype(self.floats)
+        return self.weights.append(role, [vector], vector.shape)
+
+    def silu(self, x: ir.Value) -> ir.Value:
+        """x · sigmoid(x)."""
+        return self.op("QuickGelu", x, alpha=1.0)
+
+    def product(self, role: str, x: ir.Value) -> ir.Value:
+        """x times a matrix, with its bias where it has one."""
+        return self.products(role, x, [role])[0]
+
+    def products(self, name: str, x: ir.Value, roles: Sequence[str]) -> list[ir.Value]:
+        """x times each matrix: one value for all that can be stacked under the name, else one for each."""
+        forms = [self.rule.form(self.tensors[role], name) for role in roles]
+        has_bias = {f"{role}_bias" in self.tensors for role in roles}
         if len(set(forms)) == 1 and len(has_bias) == 1:
-            return [self._matrix(name, x, tensors, biases, forms)]
-        return [
-            self._matrix(f"{name}.{i}", x, [tensor], [bias], [form])
-            for i, (tensor, bias, form) in enumerate(zip(tensors, biases, forms, strict=True))
-        ]
+            return [self._matrix(name, x, roles, forms)]
+        own = enumerate(zip(roles, forms, strict=True))
+        return [self._matrix(f"{name}.{i}", x, [role], [form]) for i, (role, form) in own]
 
-    def floats(self, name: str, x: ir.Value, tensor: StoredTensor) -> ir.Value:
-        """x times a small tensor that is kept in floats in every precision."""
-        form = Form(None, storage=self._rule.storage)
-        return self._multiply_floats(x, self._write_floats(name, [tensor], form), form)
+    def float_product(self, role: str, x: ir.Value, name: str = "") -> ir.Value:
+        """x times a small matrix that is kept in floats in every precision; name is that in the graph."""
+        form = Form(None, storage=self.rule.storage)
+        return self._multiply_floats(x, self._write_floats(name or role, [self.tensors[role]], form), form)
 
-    def rows(self, name: str, tensor: StoredTensor, input_ids: ir.Value) -> ir.Value:
-        """Rows of an embedding that is no vocabulary head; name is that of the matrix in the graph."""
-        return self._look_up(name, tensor, input_ids)[0]
+    def head(self, role: str, x: ir.Value) -> ir.Value:
+        """x times a vocabulary head."""
+        return self._matrix(role, x, [role], [self.rule.form(self.tensors[role], "head")])
 
-    def head(self, name: str, x: ir.Value, tensor: StoredTensor, bias: StoredTensor | None = None) -> ir.Value:
-        """x times a vocabulary head, which is written once for each name."""
-        return self._matrix(name, x, [tensor], [bias], [self._rule.form(tensor, "head")])
+    def rows(self, role: str, input_ids: ir.Value) -> ir.Value:
+        """Rows of an embedding that is no vocabulary head."""
+        return self._look_up(role, input_ids)[0]
 
     def embedding(
-        self, tensor: StoredTensor, input_ids: ir.Value, head_name: str, head: StoredTensor | None
+        self, input_ids: ir.Value, head: str = "head"
     ) -> tuple[ir.Value, Callable[[ir.Value], ir.Value]]:
         """Rows of the embedding for input_ids, and the head as a function of the last hidden state.
 
         A separate head is written when called; a tied one shares the embedding's bytes.
         """
-        rows, own = self._look_up("embedding", tensor, input_ids)
-        return rows, own if head is None else lambda x: self.head(head_name, x, head)
+        rows, own = self._look_up("embedding", input_ids)
+        return rows, partial(self.head, head) if head in self.tensors else own
 
-    def _look_up(
-        self, name: str, tensor: StoredTensor, input_ids: ir.Value
-    ) -> tuple[ir.Value, Callable[[ir.Value], ir.Value]]:
+    def _look_up(self, role: str, input_ids: ir.Value) -> tuple[ir.Value, Callable[[ir.Value], ir.Value]]:
         """Rows of a matrix for input_ids, and the product with it as a function."""
-        form = self._rule.embedding_form(tensor)
+        tensor = self.tensors[role]
+        form = self.rule.embedding_form(tensor)
         _require_blocks(tensor, form)
         if form.bits is None:
-            floats = self._write_floats(name, [tensor], form)
-            rows = self._as_float(self.nodes.op("Gather", floats, input_ids, axis=0), form)
+            floats = self._write_floats(role, [tensor], form)
+            rows = self._as_float(self.op("Gather", floats, input_ids, axis=0), form)
             return rows, lambda x: self._multiply_floats(x, floats, form)
-        packed = self._pack(name, [tensor], [form])
-        return self._gather_rows(f"{name}.rows", packed, input_ids), lambda x: self._multiply_blocks(
+        packed = self._pack(role, [tensor], [form])
+        return self._gather_rows(f"{role}.rows", packed, input_ids), lambda x: self._multiply_blocks(
             x, packed, None
         )
 
-    def _matrix(
-        self,
-        name: str,
-        x: ir.Value,
-        tensors: Sequence[StoredTensor],
-        biases: Sequence[StoredTensor | None],
-        forms: Sequence[Form],
-    ) -> ir.Value:
-        bias = None
-        if present := [each.vector() for each in biases if each is not None]:
-            values = np.concatenate(present).astype(_NUMPY[self._rule.storage])
+    def _matrix(self, name: str, x: ir.Value, roles: Sequence[str], forms: Sequence[Form]) -> ir.Value:
+        tensors, bias = [self.tensors[role] for role in roles], None
+        if f"{roles[0]}_bias" in self.tensors:
+            values = np.concatenate([self.tensors[f"{role}_bias"].vector() for role in roles]).astype(self.floats)
             bias = self.weights.append(f"{name}.bias", [values], values.shape)
         if forms[0].bits is not None:
             return self._multiply_blocks(x, self._pack(name, tensors, forms), bias)
         product = self._multiply_floats(x, self._write_floats(name, tensors, forms[0]), forms[0])
-        return self.nodes.op("Add", product, bias) if bias is not None else product
+        return self.op("Add", product, bias) if bias is not None else product
 
     def _write_floats(self, name: str, tensors: Sequence[StoredTensor], form: Form) -> ir.Value:
         parts = (part for tensor in tensors for part in read_floats(form.storage, tensor))
@@ -156,29 +166,29 @@ class LinearWriter:
         return self.weights.append(name, parts, shape, DATA_TYPES[form.storage])
 
     def _as_float(self, x: ir.Value, form: Form) -> ir.Value:
-        if form.storage == self._rule.storage:
+        if form.storage == self.rule.storage:
             return x
-        return self.nodes.op("Cast", x, to=int(DATA_TYPES[self._rule.storage]))
+        return self.op("Cast", x, to=int(DATA_TYPES[self.rule.storage]))
 
     def _multiply_floats(self, x: ir.Value, matrix: ir.Value, form: Form) -> ir.Value:
         # Operators on a constant are folded when the session loads; the file keeps its storage type.
         matrix = self._as_float(matrix, form)
-        if self._rule.has_fused_products:
-            return self.nodes.op("FusedMatMul", x, matrix, transB=1)
-        return self.nodes.op("MatMul", x, self.nodes.op("Transpose", matrix, perm=[1, 0]))
+        if self.rule.has_fused_products:
+            return self.op("FusedMatMul", x, matrix, transB=1)
+        return self.op("MatMul", x, self.op("Transpose", matrix, perm=[1, 0]))
 
     def _pack(self, name: str, tensors: Sequence[StoredTensor], forms: Sequence[Form]) -> _Packed:
         form = forms[0]
         assert form.bits is not None
         bits, size = form.bits, form.block_size
-        scales: list[Floats | Halves] = []
+        scales: list[npt.NDArray[np.generic]] = []
         zero_points: list[Bytes] = []
 
         def levels() -> Iterator[Bytes]:
             for tensor, own in zip(tensors, forms, strict=True):
                 for blocks in read_blocks(tensor, own):
                     stored = append_offset_columns(blocks) if form.has_offsets else blocks
-                    scales.append(stored.scales.astype(_NUMPY[self._rule.storage]))
+                    scales.append(stored.scales.astype(self.floats))
                     if stored.zero_points is not None:
                         zero_points.append(pack(stored.zero_points, bits))
                     yield pack(stored.levels, bits)
@@ -203,28 +213,28 @@ class LinearWriter:
         while inputs[-1] is None:
             inputs.pop()
         sizes = {"K": packed.num_inputs, "N": packed.rows}
-        accuracy = 0 if self._rule.is_half else 4
-        return self.nodes.op("MatMulNBits", *inputs, **sizes, **packed.layout, accuracy_level=accuracy)
+        accuracy = 0 if self.rule.is_half else 4
+        return self.op("MatMulNBits", *inputs, **sizes, **packed.layout, accuracy_level=accuracy)
 
     def _append_block_means(self, x: ir.Value, block_size: int) -> ir.Value:
         """Append to x the mean of each of its blocks, which the offset columns multiply."""
         if (x, block_size) not in self._extended:
-            means = self.nodes.op("AveragePool", x, kernel_shape=[block_size], strides=[block_size])
-            self._extended[x, block_size] = self.nodes.op("Concat", x, means, axis=-1)
+            means = self.op("AveragePool", x, kernel_shape=[block_size], strides=[block_size])
+            self._extended[x, block_size] = self.op("Concat", x, means, axis=-1)
         return self._extended[x, block_size]
 
     def _gather_rows(self, name: str, packed: _Packed, input_ids: ir.Value) -> ir.Value:
         inputs = [self._flatten(name, packed), input_ids, packed.scales, packed.zero_points]
-        rows = self.nodes.op("GatherBlockQuantized", *inputs, **packed.layout, gather_axis=0, quantize_axis=1)
+        rows = self.op("GatherBlockQuantized", *inputs, **packed.layout, gather_axis=0, quantize_axis=1)
         return self._add_offsets(rows, packed) if packed.form.has_offsets else rows
 
     def _add_offsets(self, rows: ir.Value, packed: _Packed) -> ir.Value:
-        constant, ints, op = self.nodes.constant, self.nodes.ints, self.nodes.op
+        constant, ints, op = self.constant, self.ints, self.op
         size, columns = packed.form.block_size, packed.columns
         zero, middle, end, last = (ints(at) for at in (0, columns, packed.num_inputs, -1))
         weights = op("Reshape", op("Slice", rows, zero, middle, last), ints(0, 0, columns // size, size))
         offsets = op("Unsqueeze", op("Slice", rows, middle, end, last), last)
-        scaled = op("Div", offsets, constant("block_size", np.array(size, _NUMPY[self._rule.storage])))
+        scaled = op("Div", offsets, constant("block_size", np.array(size, self.floats)))
         return op("Reshape", op("Add", weights, scaled), ints(0, 0, columns))
 
     def _flatten(self, name: str, packed: _Packed) -> ir.Value:
@@ -235,39 +245,6 @@ class LinearWriter:
         assert tensor.length is not None
         shape = [packed.rows, tensor.length // packed.rows]
         return self.weights.initializer(name, ir.DataType.UINT8, shape, tensor.offset, tensor.length)
-
-
-class PartWriter:
-    """Writes parts of one graph, and their weights into the file."""
-
-    def __init__(self, tensors: Tensors, weights: WeightsFile, rule: Rule) -> None:
-        self.tensors, self.weights, self.rule = tensors, weights, rule
-        self.nodes = Nodes()
-        self.op, self.ints, self.constant = self.nodes.op, self.nodes.ints, self.nodes.constant
-        self.linear = LinearWriter(self.nodes, weights, rule)
-        self.type = ir.DataType.FLOAT16 if rule.is_half else ir.DataType.FLOAT
-        self.floats = np.float16 if rule.is_half else np.float32
-
-    def as_activation(self, x: ir.Value) -> ir.Value:
-        """A value of float32 in the type of activations."""
-        return x if self.type == ir.DataType.FLOAT else self.op("Cast", x, to=int(self.type))
-
-    def output(self, name: str, x: ir.Value, shape: Sequence[str | int]) -> ir.Value:
-        """An output of the graph in float32, apart from x, which may be an input."""
-        return make_output(self.op("Cast", x, to=int(ir.DataType.FLOAT)), name, ir.DataType.FLOAT, shape)
-
-    def vector(self, role: str, change: Callable[[Floats], Floats] = lambda stored: stored) -> ir.Value:
-        """The numbers of a small tensor, changed."""
-        vector = change(self.tensors[role].vector()).astype(self.floats)
-        return self.weights.append(role, [vector], vector.shape)
-
-    def product(self, role: str, x: ir.Value) -> ir.Value:
-        """x times the matrix of a role, with its bias where it has one."""
-        return self.linear(role, x, [self.tensors[role]], [self.tensors.get(f"{role}_bias")])[0]
-
-    def silu(self, x: ir.Value) -> ir.Value:
-        """x · sigmoid(x)."""
-        return self.op("QuickGelu", x, alpha=1.0)
 
 
 def _require_blocks(tensor: StoredTensor, form: Form) -> None:

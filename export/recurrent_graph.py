@@ -143,7 +143,7 @@ class RecurrenceWriter:
     def _delta(self, i: int, rule: DeltaRule, x: ir.Value, past: Values, present: Values) -> ir.Value:
         write, op, heads = self._write, self._write.op, rule.num_value_heads
         qkv = write.product(f"{i}.delta_qkv", x)
-        gates = [write.linear.floats(f"{i}.delta_{part}", x, write.tensors[f"{i}.delta_{part}"]) for part in "ab"]
+        gates = [write.float_product(f"{i}.delta_{part}", x) for part in "ab"]
         rows = self._rows([qkv, *gates], past[1], present[1])
         mixed, a, b = self._split(f"{i}.row", rows, [rule.num_mixed, heads, heads])
         mixed = write.silu(write.weighted_sum(f"{i}.delta_conv", mixed, rule.convolved))
@@ -176,7 +176,7 @@ class RecurrenceWriter:
     def _mamba(self, i: int, rule: MambaRule, x: ir.Value, past: Values, present: Values) -> ir.Value:
         write, op, heads = self._write, self._write.op, rule.num_heads
         mixed = write.product(f"{i}.mamba_mixed", x)
-        step = write.linear.floats(f"{i}.mamba_dt", x, write.tensors[f"{i}.mamba_dt"])
+        step = write.float_product(f"{i}.mamba_dt", x)
         rows = self._rows([mixed, step], past[1], present[1])
         mixed, step = self._split(f"{i}.row", rows, [rule.num_mixed, heads])
         mixed = write.weighted_sum(f"{i}.mamba_conv", mixed, rule.convolved, rule.convolution)

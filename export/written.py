@@ -2,7 +2,7 @@
 
 Errors are found row by row, and compared with what rounding can do.
 
-Knows the layouts of MatMulNBits and QMoE and the names that LinearWriter and ExpertsWriter give; knows nothing of
+Knows the layouts of MatMulNBits and QMoE and the names that PartWriter and ExpertsWriter give; knows nothing of
 the source's formats.
 """
 

@@ -89,9 +89,7 @@ class _AssistantWriter:
             inputs += past
             outputs += present
         places = self._places(input_ids, held[0][1], total, lengths)
-        embedded = write.scale(
-            write.linear.rows("embedding", tensors["embedding"], input_ids), shape.embedding_scale
-        )
+        embedded = write.scale(write.rows("embedding", input_ids), shape.embedding_scale)
         joined = op("Concat", embedded, given[-1], axis=-1)
         residual = write.product("join", joined)
         for i in range(len(self.sources), self.config.num_layers):
@@ -186,16 +184,16 @@ class _AssistantWriter:
         """Logits of all tokens, or of those in the likeliest clusters, with all others hidden."""
         write, op, head = self.write, self.op, self.write.tensors["head"]
         if self.shape.clusters is None:
-            return write.linear.head("head", x, head)
+            return write.head("head", x)
         count = self.ints(self.shape.num_chosen)
-        by_cluster = write.linear.floats("centroids", x, write.tensors["centroids"])
+        by_cluster = write.float_product("centroids", x)
         chosen = [ir.Value(name=name) for name in ("best", "chosen")]
         write.nodes.node("TopK", [by_cluster, count], chosen, axis=-1, sorted=0)
         clusters = self.shape.clusters.astype(np.int64)
         table = write.weights.append("clusters", [clusters], clusters.shape)
         ids = op("Gather", table, chosen[1], axis=0)
         ids = op("Reshape", ids, self.ints(0, 0, -1))
-        rows = write.linear.rows("head", head, ids)
+        rows = write.rows("head", ids)
         column = op("Unsqueeze", x, self.ints(-1))
         logits = op("Squeeze", op("MatMul", rows, column), self.ints(-1))
         shape = op("Concat", op("Shape", x, start=0, end=2), self.ints(head.rows), axis=0)

@@ -124,7 +124,7 @@ class BlockShape:
             if self.confidence_reads_token:
                 assert token is not None
                 features = op("Concat", hidden, token, axis=-1)
-            found = writer.linear.floats("confidence_matrix", features, writer.tensors["confidence"])
+            found = writer.float_product("confidence", features, "confidence_matrix")
             found = op("Sigmoid", op("Add", found, writer.vector("confidence_bias")))
             found = op("Reshape", found, writer.ints(1, 1))
             outputs.append(writer.output("confidence", found, [1, 1]))
@@ -163,9 +163,7 @@ class _BlockWriter:
         config, write, num_tokens = self.config, self.write, self.block.num_tokens
         num_logits = ir.val("num_logits_to_keep", ir.DataType.INT64, [1])
         inputs, outputs = [self.input_ids, self.hidden, self.mask, num_logits], []
-        embedded, head = write.linear.embedding(
-            write.tensors["embedding"], self.input_ids, "head", write.tensors.get("head")
-        )
+        embedded, head = write.embedding(self.input_ids)
         residual = write.scale(embedded, config.embedding_scale)
         normed = write.norm(residual, "0.input_norm")
         for i in range(config.num_layers):

@@ -73,7 +73,7 @@ class RecurrentShape:
         lengths = write.lengths(mask)
         inputs, outputs = [input_ids, hidden, mask, num_logits, *write.tree.values()], []
 
-        embedded, head = write.linear.embedding(tensors["embedding"], input_ids, "head", tensors.get("head"))
+        embedded, head = write.embedding(input_ids)
         given = write.as_activation(hidden)
         if self.has_mask:
             size = write.op("ReduceL1", given, write.ints(2))
@@ -96,8 +96,8 @@ class RecurrentShape:
         logits = head(write.scale(write.last_rows(normed, num_logits), config.logit_scale))
         if "markov_head" in tensors:
             before = write.last_rows(input_ids, num_logits)
-            rows = write.linear.rows("markov_embedding", tensors["markov_embedding"], before)
-            logits = write.op("Add", logits, write.linear.head("markov_head", rows, tensors["markov_head"]))
+            rows = write.rows("markov_embedding", before)
+            logits = write.op("Add", logits, write.head("markov_head", rows))
         logits = write.cap(logits)
         shape = ("batch", "num_logits", tensors.get("head", tensors["embedding"]).rows)
         logits = make_output(write.as_float(logits), "logits", ir.DataType.FLOAT, shape)

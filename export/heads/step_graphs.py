@@ -41,12 +41,6 @@ class StepWriter(PartWriter):
         given = ir.val(name, ir.DataType.FLOAT, shape)
         return given, self.as_activation(given)
 
-    def head(self, role: str, x: ir.Value) -> ir.Value:
-        return self.linear.head(role, x, self.tensors[role], self.tensors.get(f"{role}_bias"))
-
-    def rows(self, role: str, input_ids: ir.Value) -> ir.Value:
-        return self.linear.rows(role, self.tensors[role], input_ids)
-
     def norm(self, role: str, x: ir.Value) -> ir.Value:
         """RMSNorm of x with the gain of a role, plus its bias if there is one."""
         normed = self.normalize(x, self.vector(role))

@@ -11,8 +11,7 @@ from rows import random_rows
 
 from edgespec.errors import SourceError
 from edgespec.export.blocks import BLOCK_FORMATS
-from edgespec.export.linear import LinearWriter
-from edgespec.export.nodes import Nodes
+from edgespec.export.linear import PartWriter
 from edgespec.export.precision import Rule, choose_precision
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
@@ -33,17 +32,17 @@ def stored(path: Path, storage: str, seed: int, num_rows: int = 3) -> StoredTens
 
 
 def products(folder: Path, tensors: list[StoredTensor], rule: Rule, x: np.ndarray) -> list[np.ndarray]:
-    nodes = Nodes()
     entry = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1, "rows", COLUMNS]))
     with WeightsFile(folder / "m.data") as weights:
-        outputs = LinearWriter(nodes, weights, rule)("w", entry, tensors)
+        write = PartWriter(dict(zip("abc", tensors, strict=False)), weights, rule)
+        outputs = write.products("w", entry, [*write.tensors])
     for value in outputs:
         value.type, value.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([1, "rows", "columns"])
     graph = ir.Graph(
         [entry],
         outputs,
-        nodes=nodes.nodes,
-        initializers=nodes.initializers,
+        nodes=write.nodes.nodes,
+        initializers=write.nodes.initializers,
         opset_imports={"": 21, "com.microsoft": 1},
         name="linear",
     )
