@@ -1,7 +1,7 @@
 """Trains a head in torch until the time is over or it gets no better, with checkpoints."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from math import cos, isfinite, pi, sqrt
 from pathlib import Path
@@ -131,12 +131,10 @@ class Trainer:
         weights, means, self.progress = TrainingCheckpoint(start, start, TrainingProgress())
         if checkpoint.exists():
             weights, means, self.progress = read_checkpoint(checkpoint, shape)
-        self._weights = {name: torch.tensor(each, device=self.device) for name, each in weights.items()}
-        for name, each in self._weights.items():
-            each.requires_grad_(name != HEAD)
-        self._trained = [each for each in self._weights.values() if each.requires_grad]
-        self._means, self._saved = self._averages(means), saved
-        self._network = Network(shape, self._weights, torch.from_numpy(data.embedding).to(self.device))
+        self._embedding = torch.from_numpy(data.embedding).to(self.device)
+        self._head = torch.tensor(weights[HEAD], device=self.device)  # which is not trained
+        self._network, self._mean, self._saved = self._open(weights), self._open(means), saved
+        self._trained = [each for each in self._network.weights.values() if each.requires_grad]
         self._target_head = torch.from_numpy(data.head).to(self.device)
         self._ids = torch.tensor(data.tokens.astype(np.int64), device=self.device)
         self._optimizer = torch.optim.AdamW(
@@ -197,10 +195,14 @@ class Trainer:
             show_progress("")
         return self.progress
 
-    def _averages(self, weights: Mapping[str, Floats]) -> "list[Tensor]":
+    def _open(self, weights: Mapping[str, Floats]) -> Network:
+        """A head with these weights, of which all but its vocabulary head can be trained."""
         import torch
 
-        return [torch.tensor(weights[name], device=self.device) for name in self._weights if name != HEAD]
+        found = {name: torch.tensor(each, device=self.device) for name, each in weights.items() if name != HEAD}
+        for each in found.values():
+            each.requires_grad_()
+        return Network(self._shape, {**found, HEAD: self._head}, self._embedding)
 
     def _last_compare_s(self, most_s: float) -> float:
         """The seconds that _compare_last takes, by what the comparison before it took."""
@@ -217,46 +219,41 @@ class Trainer:
             self._compare_saved(self._saved)
 
     def _compare_saved(self, weights: Mapping[str, Floats]) -> None:
-        means, self._means = self._means, self._averages(weights)
-        try:
-            self.progress = replace(self.progress, best=self._agreement().rates)
-        finally:
-            self._means = means
+        self.progress = replace(self.progress, best=self._agreement(self._open(weights)).rates)
 
     def compare(self) -> Agreement:
         """Agreement with an even sample of the held-out texts; the best weights so far are saved."""
-        found = self._agreement()
+        found = self._agreement(self._mean)
         if not self.progress.best or expected_tokens(found.rates)[-1] > self.progress.tokens_per_pass:
-            with defer_signals(), self._averaged():
-                self._saved = self._arrays()
+            with defer_signals():
+                self._saved = self._mean.arrays()
                 self._save_best(self._saved)
             self.progress = replace(self.progress, best=found.rates, num_since_best=0)
         else:
             self.progress = replace(self.progress, num_since_best=self.progress.num_since_best + 1)
         return found
 
-    def _agreement(self) -> Agreement:
+    def _agreement(self, network: Network) -> Agreement:
         while True:
             try:
-                return self._count_agreement()
+                return self._count_agreement(network)
             except (MemoryError, RuntimeError) as error:
                 self._halve(error)
 
-    def _count_agreement(self) -> Agreement:
+    def _count_agreement(self, network: Network) -> Agreement:
         reached, right = np.zeros(NUM_COMPARED, np.int64), np.zeros(NUM_COMPARED, np.int64)
         began = monotonic()
         for batch in self._pack(self.compared, None):
-            with self._averaged(), self._autocast():
-                one = agreement(self._network, batch, self._features(batch), NUM_COMPARED, self._ids)
+            with self._autocast():
+                one = agreement(network, batch, self._features(batch), NUM_COMPARED, self._ids)
             reached, right = reached + one.reached, right + one.right
         self.compared_drafts, self._compare_s = int(reached[0]), max(1e-3, monotonic() - began)
         return Agreement(reached, right)
 
     def save(self) -> None:
         """Write the checkpoint."""
-        weights = self._arrays()
-        with self._averaged():
-            write_checkpoint(self._path, TrainingCheckpoint(weights, self._arrays(), self.progress))
+        checkpoint = TrainingCheckpoint(self._network.arrays(), self._mean.arrays(), self.progress)
+        write_checkpoint(self._path, checkpoint)
 
     def _batches(self) -> Iterator[Batch]:
         while True:
@@ -324,24 +321,14 @@ class Trainer:
 
     def _average(self) -> None:
         """Take the weights behind one more batch into their mean, which is short at first."""
+        import torch
+
         num = self.progress.num_batches
         self.progress = replace(self.progress, num_batches=num + 1)
-        for mean, each in zip(self._means, self._trained, strict=True):
-            mean.lerp_(each.detach(), max(_LEAST_OF_MEAN, 9 / (10 + num)))
-
-    @contextmanager
-    def _averaged(self) -> Iterator[None]:
-        """Within, the weights are their means."""
-        try:
-            self._swap()  # Ctrl-C comes behind it
-            yield
-        finally:
-            self._swap()
-
-    def _swap(self) -> None:
-        with defer_signals():
-            for mean, each in zip(self._means, self._trained, strict=True):
-                mean.data, each.data = each.data, mean.data
+        with torch.no_grad():
+            for name, mean in self._mean.weights.items():
+                if name != HEAD:
+                    mean.lerp_(self._network.weights[name], max(_LEAST_OF_MEAN, 9 / (10 + num)))
 
     def _rate(self, number: int, share: float) -> float:
         """The step size of a batch of so many rows, once a share of the training is done."""
@@ -379,10 +366,6 @@ class Trainer:
         kind = self.device.partition(":")[0]
         cast: AbstractContextManager[Any] = torch.autocast(kind, torch.bfloat16, enabled=self.precision == "bf16")
         return cast
-
-    def _arrays(self) -> dict[str, Floats]:
-        # A copy: on a CPU numpy() is a view of weights that go on changing.
-        return {name: each.detach().float().cpu().numpy().copy() for name, each in self._weights.items()}
 
     def _count(self, batch: Batch, taken_s: float) -> None:
         num_drafts = self.progress.num_drafts + int((batch.starts >= 0).sum())

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
+from edgespec.training.packing import Floats
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -103,6 +105,10 @@ class Network:
 
     def __init__(self, shape: HeadShape, weights: "dict[str, Tensor]", embedding: "Tensor") -> None:
         self.shape, self.weights, self._embedding = shape, weights, embedding
+
+    def arrays(self) -> dict[str, Floats]:
+        """Copies of its weights: on a CPU numpy() is a view of weights that go on changing."""
+        return {name: each.detach().float().cpu().numpy().copy() for name, each in self.weights.items()}
 
     def fuse(self, states: "Tensor") -> "Tensor":
         """One state of those of the target for each token, [batch, rows, num_states · hidden_size]."""

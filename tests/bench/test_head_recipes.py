@@ -10,6 +10,7 @@ import tiny
 
 from edgespec.errors import UsageError
 from edgespec.training.fit import Recipe, Trainer
+from edgespec.training.network import JOIN, Network
 from edgespec.training.objective import Agreement
 from edgespec.training.stored_texts import StatesFile, TextsFile
 
@@ -60,9 +61,9 @@ def test_all_rows_are_of_all_held_out_texts_and_a_recipe_has_its_own_agreement(
     states.fill(texts.texts, lambda each: [rng.normal(size=(len(tokens), states.width)) for tokens in each])
     compared, start = list[int](), list[np.ndarray]()
 
-    def worse(trainer: Trainer) -> Agreement:
+    def worse(trainer: Trainer, network: Network) -> Agreement:
         compared.append(len(trainer.compared))
-        means = trainer._means[0].numpy().copy()
+        means = network.arrays()[JOIN]
         start[:] = start or [means]
         return Agreement(np.full(5, 100), np.full(5, 50 if np.array_equal(means, start[0]) else 30))
 
