@@ -20,6 +20,7 @@ _CLOSERS = (b"}", b"]", b'"', b")", b">", b",")
 _VALUES = (*(b"%d" % digit for digit in range(10)), b"null", b"n", b"true", b"t", b"[", b"{", b"-")
 _FREE_SHARE = 8  # a text is free where more than an eighth of the vocabulary may follow
 _BEAM, _PREFERRED = 6, 5  # states of each length that are followed, and tokens that come first in each
+_SOON = 256  # tokens in which nearly all ways end; more take seconds where a way leads nowhere
 _FEW = 16  # so many tokens are all tried
 _MAX_TRIED = 300  # tokens in all, some 0.03 s
 
@@ -77,6 +78,9 @@ class _Endings(NamedTuple):
         return cls(found, np.array([tokens[0] for tokens in found], np.intp))
 
 
+_NONE = _Endings([], np.array([], np.intp))
+
+
 class Closer:
     """Finds ways to the end of texts that match one grammar.
 
@@ -101,7 +105,11 @@ class Closer:
 
     def find(self, matcher: Matcher, max_tokens: int) -> tuple[int, ...] | None:
         """The tokens of a way to the end, the end token included; None where none of max_tokens was found."""
-        return self._close(matcher.deep_copy(), max_tokens) or self._search(matcher, max_tokens)
+        tries = [(min(max_tokens, _SOON), self._texts), (min(max_tokens, _SOON), _NONE)]
+        if max_tokens > _SOON:
+            tries.append((max_tokens, self._texts))
+        ways = (self._close(matcher, most, texts) for most, texts in tries)
+        return next(filter(None, ways), None) or self._search(matcher, max_tokens)
 
     @staticmethod
     def leads_to_end(matcher: Matcher, way: tuple[int, ...]) -> bool:
@@ -109,14 +117,17 @@ class Closer:
         copy = matcher.deep_copy()
         return all(may_follow(copy, token) for token in way[:-1]) and bool(copy.is_accepting())
 
-    def _close(self, matcher: Matcher, max_tokens: int) -> tuple[int, ...] | None:
-        """The way on which each token is the one preferred."""
-        way: list[int] = []
+    def _close(self, matcher: Matcher, max_tokens: int, texts: _Endings) -> tuple[int, ...] | None:
+        """The way on which each token is the one preferred.
+
+        One of the texts may fit again and again, as a key of an object that takes any; without texts none does.
+        """
+        way, matcher = list[int](), matcher.deep_copy()
         while len(way) < max_tokens:
             if matcher.is_accepting():
                 return (*way, self._end)
             if not (step := forced_by(matcher)):
-                steps = self._preferred(matcher, mask_of(matcher, self._vocab_size), 1)
+                steps = self._preferred(matcher, mask_of(matcher, self._vocab_size), 1, texts)
                 step = steps[0] if steps else []
             if not step or matcher.try_consume_tokens(step) < len(step):
                 return None
@@ -155,34 +166,34 @@ class Closer:
         """The tokens to try in a state: the forced ones, or else the preferred ones, then one for each byte."""
         if forced := forced_by(matcher):
             return [forced]
-        tried = self._preferred(matcher, mask, _PREFERRED)
+        tried = self._preferred(matcher, mask, _PREFERRED, self._texts)
         if np.count_nonzero(mask) <= _FEW:
             tried += [[token] for token in np.flatnonzero(mask).tolist()]
         elif not self._ends_by_quote(matcher, mask):
             tried += [[token] for token in _allowed(self._tokens.single, mask)]
         return [list(step) for step in dict.fromkeys(map(tuple, tried))]
 
-    def _preferred(self, matcher: Matcher, mask: Mask, num_steps: int) -> list[list[int]]:
+    def _preferred(self, matcher: Matcher, mask: Mask, num_steps: int, texts: _Endings) -> list[list[int]]:
         """Some steps that may be taken, those first that are likely to end the text soon."""
         found: list[list[int]] = []
-        for steps in self._ranked(matcher, mask):
+        for steps in self._ranked(matcher, mask, texts):
             found += [list(step) for step in steps]
             if len(found) >= num_steps:
                 break
         return found[:num_steps]
 
-    def _ranked(self, matcher: Matcher, mask: Mask) -> Iterator[Iterable[Sequence[int]]]:
+    def _ranked(self, matcher: Matcher, mask: Mask, texts: _Endings) -> Iterator[Iterable[Sequence[int]]]:
         """Steps of each kind, from what ends a value to what goes on with it."""
         tokens = self._tokens
         closers = [[token] for token in _allowed(tokens.closers, mask, 3)]
         if self._ends_by_quote(matcher, mask):  # brackets are part of such a text
             yield [[tokens.quote]]
         elif _is_free(mask):
-            yield self._ending(matcher, mask, self._texts, is_free=True)
+            yield self._ending(matcher, mask, texts, is_free=True)
         elif tokens.quote >= 0 and mask[tokens.quote]:
             yield closers
         else:
-            yield self._ending(matcher, mask, self._texts)
+            yield self._ending(matcher, mask, texts)
             yield closers
             yield self._ending(matcher, mask, self._numbers)
         yield [[token] for token in _allowed(tokens.values, mask, 3)]

@@ -246,6 +246,21 @@ def test_a_demanded_call_comes_and_follows_its_schema(make: Make, name: str) -> 
         require_schema(call.parse(), call.name)
 
 
+@pytest.mark.parametrize("seed", [5, 6])
+def test_a_demanded_call_with_several_objects_ends_in_time(make: Make, seed: int) -> None:
+    place, span = (
+        {"type": "object", "properties": {key: {"type": kind} for key in keys}, "required": keys}
+        for keys, kind in ((["city", "country"], "string"), (["start", "end"], "integer"))
+    )
+    objects = {"here": place, "there": place, "when": span}
+    travel = {"name": "travel", "parameters": {"properties": objects, "required": [*objects]}}
+    with make(HERMES, seed=seed) as engine:
+        options: dict[str, Any] = {"tool_choice": "travel", "max_tokens": 240}
+        answer = engine.generate(ASK, tools=[travel], **options)
+    assert answer.finish_reason == "tool_calls"
+    assert answer.tool_calls[0].parse().keys() == objects.keys()
+
+
 @pytest.mark.parametrize("name", ["lfm2", "olmo3"])
 def test_names_that_python_does_not_have_are_demanded_too(make: Make, name: str) -> None:
     schema = {"properties": {key: {"const": 3} for key in ("from", "to-day")}, "required": ["from", "to-day"]}
