@@ -34,6 +34,7 @@ _KINDS = (
     ("Enums must", "an enum has values that are neither all texts nor all whole numbers"),
     ("Literal may", "a Literal has other values than texts, whole numbers, True, False and None"),
     ("[Tt]ype unions?", f"a union has types that JSON writes alike, {_ANY_OF}"),
+    ("FieldInfo", "it has a dataclass of pydantic: derive that from pydantic.BaseModel"),
     ("is not supported", "it has a name that stands for no type"),
 )
 _JSON_PARTS = (Mapping, bool, str)  # of a schema that is no type
@@ -62,12 +63,8 @@ def read_schema(stated: Any) -> Mapping[str, Any] | bool:
             "JSON schema, a dataclass, a TypedDict, a pydantic class, or a type of these, lists, texts and numbers"
         ) from None
     for _, part in subschemas(schema):
-        if isinstance(part, dict):
-            if "properties" in part:
-                part.setdefault("additionalProperties", False)
-            part.pop("uniqueItems", None)  # of a set, which takes what comes twice once
-            if pattern := _PATTERNS.get(str(part.get("contentEncoding") or part.get("format"))):
-                part["pattern"] = pattern
+        if isinstance(part, dict) and "properties" in part:
+            part.setdefault("additionalProperties", False)
     return schema
 
 
@@ -88,7 +85,13 @@ def type_schema(kind: Any) -> dict[str, Any]:
     except Exception as error:  # pydantic has errors of its own
         said = (str(error) or type(error).__name__).splitlines()[0]
         raise TypeError(next((plain for words, plain in _KINDS if re.search(words, said)), said)) from None
-    return {**found, "$defs": found.get("$defs", {}) | shared} if shared else found
+    found = {**found, "$defs": found.get("$defs", {}) | shared} if shared else found
+    for _, part in subschemas(found):
+        if isinstance(part, dict):
+            part.pop("uniqueItems", None)  # of a set, which takes what comes twice once
+            if pattern := _PATTERNS.get(str(part.get("contentEncoding") or part.get("format"))):
+                part["pattern"] = pattern
+    return found
 
 
 def typed_value(kind: Any, value: Any) -> Any:

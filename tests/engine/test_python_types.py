@@ -165,6 +165,11 @@ def test_pydantic_classes_are_known_by_their_own_methods(engine: Engine) -> None
 
     assert typed_arguments(store, {"lake": lakes[0], "others": lakes})["others"] == [lake]
     assert schema_of(store)["properties"]["lake"]["type"] == "object"
+    plain = pydantic.dataclasses.dataclass(
+        type("Plain", (), {"__annotations__": {"x": int}, "x": pydantic.Field(1)})
+    )
+    with pytest.raises(FormatError, match="it has a dataclass of pydantic: derive that from"):
+        read_schema(plain)
     callback = pydantic.create_model("Odd", call=(Callable[[], int], ...))
     with pytest.raises(FormatError, match="cannot be written as a JSON schema"):
         read_schema(callback)

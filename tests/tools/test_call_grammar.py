@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Callable, Sequence
+from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +261,16 @@ def test_a_demanded_call_with_several_objects_ends_in_time(make: Make, seed: int
         answer = engine.generate(ASK, tools=[travel], **options)
     assert answer.finish_reason == "tool_calls"
     assert answer.tool_calls[0].parse().keys() == objects.keys()
+
+
+def test_demanded_arguments_are_of_the_types_that_a_function_states(make: Make) -> None:
+    def pack(sizes: set[int], wait: timedelta, key: bytes, price: Decimal) -> None:
+        """Pack it."""
+
+    with make(HERMES, seed=5) as engine:
+        answer = engine.generate(ASK, tools=[pack], tool_choice="pack", max_tokens=240, temperature=1.0)
+    arguments = answer.tool_calls[0].parse(pack)
+    assert [type(each) for each in arguments.values()] == [set, timedelta, bytes, Decimal]
 
 
 @pytest.mark.parametrize("name", ["lfm2", "olmo3"])
