@@ -13,7 +13,7 @@ from typing import NamedTuple
 from edgespec.config.options import OPTIONS, Option, Value
 from edgespec.errors import UsageError
 from edgespec.system.command_line import quote
-from edgespec.system.disk import explain_change, put_aside, replace_file
+from edgespec.system.disk import explain_change, hold_lock, put_aside, replace_file
 from edgespec.system.text_files import read_text
 from edgespec.system.units import parse_bytes
 
@@ -249,19 +249,20 @@ def set_option(path: Path, name: str, text: str | None) -> Value:
     value = None if text is None else parse_value(name, text, "config set")
     if value is None and not path.exists():
         return None
-    before = _read(path) if path.exists() else COMMENT
-    with _toml_errors(path):
-        tomllib.loads(before)  # tomlkit lets some invalid files pass, and fails later
-        document = tomlkit.parse(before)
-    if value is None:
-        if document.pop(name, None) is None:
-            _find_option(name, "edgespec config unset")
-    else:
-        document[name] = value
-    is_private = not path.exists() or (value is not None and OPTIONS[name].is_secret)
     with explain_change(f"write {path}", "set EDGESPEC_CONFIG to a file that you may write"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, tomlkit.dumps(document).encode(), 0o600 if is_private else 0o666)
+        with hold_lock(path.with_name(f".{path.name}.lock")):  # another command may set an option too
+            before = _read(path) if path.exists() else COMMENT
+            with _toml_errors(path):
+                tomllib.loads(before)  # tomlkit lets some invalid files pass, and fails later
+                document = tomlkit.parse(before)
+            if value is None:
+                if document.pop(name, None) is None:
+                    _find_option(name, "edgespec config unset")
+            else:
+                document[name] = value
+            is_private = not path.exists() or (value is not None and OPTIONS[name].is_secret)
+            replace_file(path, tomlkit.dumps(document).encode(), 0o600 if is_private else 0o666)
     return value
 
 

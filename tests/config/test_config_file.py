@@ -10,6 +10,8 @@ import sys
 import tomllib
 from functools import cache
 from pathlib import Path
+from threading import Thread
+from typing import Any
 from unittest.mock import Mock
 
 import platformdirs
@@ -19,6 +21,7 @@ from edgespec.cli.main import command_parser, main
 from edgespec.config.config_file import default_home, read_environment, read_file, read_settings, set_option
 from edgespec.config.options import OPTIONS
 from edgespec.errors import UsageError
+from edgespec.system.disk import replace_file
 
 
 @pytest.fixture
@@ -390,6 +393,22 @@ sys.exit(main(["models", "list", "--json"]))
         assert (done.returncode, "Traceback" in done.stderr) == (code, False)
         assert said in done.stderr
     assert not (tmp_path / "~").exists()
+
+
+def test_options_that_two_commands_set_at_once_are_both_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Thread(target=set_option, args=(path, "top-k", "5"))
+
+    def write(*given: Any) -> None:
+        if other.ident is None:
+            other.start()
+            other.join(0.2)
+        replace_file(*given)
+
+    monkeypatch.setattr("edgespec.config.config_file.replace_file", write)
+    set_option(path, "seed", "7")
+    other.join()
+    assert tomllib.loads(path.read_text()) == {"seed": 7, "top-k": 5}
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
 def test_a_full_disk_is_no_wrong_command_line(
