@@ -59,10 +59,10 @@ def _serve(options: argparse.Namespace) -> int:
     from edgespec.server.model_host import ModelHost
     from edgespec.server.model_names import ModelNames
     from edgespec.server.security import parse_origins
-    from edgespec.server.serving import make_server, open_socket, run_server, url_of
+    from edgespec.server.serving import make_server, open_socket, run_server, url_of, within_open_files
 
     origins = parse_origins(options.allow_origin)
-    limits = Limits(num_tokens=None if options.max_tokens == -1 else options.max_tokens)
+    limits = within_open_files(Limits(num_tokens=None if options.max_tokens == -1 else options.max_tokens))
     names = ModelNames(model_home(), options.model, options.context)
     with ExitStack() as opened:
         listening = opened.enter_context(open_socket(options.host, options.port))

@@ -6,8 +6,10 @@ import json
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from threading import current_thread, main_thread
 from typing import Any
@@ -28,6 +30,25 @@ _LOG = logging.getLogger("edgespec.server")
 _GRACE_S = 5.0  # beyond the time that answers have, for clients that do not read their end
 # Parts of a body that may come, and one more for so many bytes; each takes 14 µs of all clients' time.
 _MAX_PARTS, _PART_BYTES = 4_000, 64
+_BACKLOG = 128  # connections that wait to be taken
+_TAKEN = 4  # of these at once; some more are taken before the first of them can be refused
+_FILES = 4  # that may be open for each connection, models and threads included
+
+
+def within_open_files(limits: Limits) -> Limits:
+    """Limits without connections that this process may open no files for, once it may open more, if it may."""
+    if sys.platform == "win32":
+        return limits
+    import resource
+
+    unlimited, most = resource.RLIM_INFINITY, _FILES * limits.num_connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # macOS begins with 256
+    if soft != unlimited and soft < most:
+        soft = most if hard == unlimited else min(most, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == unlimited:
+        return limits
+    return replace(limits, num_connections=min(limits.num_connections, soft // _FILES))
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -45,7 +66,7 @@ def open_socket(host: str, port: int) -> socket.socket:
             option = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
             opened.setsockopt(socket.SOL_SOCKET, option, 1)
             opened.bind(address)
-            opened.listen(128)
+            opened.listen(_BACKLOG)
         except OSError:
             opened.close()
             raise
@@ -85,6 +106,8 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(_BACKLOG)  # asyncio lets no more wait than it takes at once
         self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -131,6 +154,7 @@ def make_server(app: ASGIApp, services: Services, on_ready: Callable[[], None]) 
         access_log=False,
         log_config=None,
         log_level="critical",  # what goes wrong is logged by the application
+        backlog=_TAKEN,
         proxy_headers=False,
         server_header=False,
         timeout_graceful_shutdown=int(limits.drain_s + _GRACE_S),

@@ -4,11 +4,14 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from argparse import Namespace
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx2
 import pytest
@@ -16,8 +19,9 @@ import pytest
 from edgespec import ModelHome
 from edgespec.cli import serve
 from edgespec.cli.main import main
+from edgespec.server.limits import Limits
 from edgespec.server.model_names import ModelNames
-from edgespec.server.serving import open_socket
+from edgespec.server.serving import open_socket, within_open_files
 
 
 @pytest.mark.parametrize(
@@ -143,3 +147,54 @@ def test_a_server_tells_its_address_answers_and_ends_with_a_signal(
         )
         assert "the preset 'helper' is served without its tools (/tools.py), which only edgespec chat" in said
         assert "'fine'" not in said
+
+
+UNLIMITED = -1
+
+
+@pytest.mark.parametrize(
+    ("limits", "raised", "num_connections"),
+    [
+        ((256, UNLIMITED), (2048, UNLIMITED), 512),
+        ((1024, 4096), (2048, 4096), 512),
+        ((64, 64), (64, 64), 16),
+        ((UNLIMITED, UNLIMITED), None, 512),
+    ],
+)
+def test_a_server_has_the_files_that_its_connections_need(
+    monkeypatch: pytest.MonkeyPatch,
+    limits: tuple[int, int],
+    raised: tuple[int, int] | None,
+    num_connections: int,
+) -> None:
+    resource = pytest.importorskip("resource", reason="needs limits of POSIX, which Windows lacks")
+    monkeypatch.setattr(resource, "RLIM_INFINITY", UNLIMITED)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
+    monkeypatch.setattr(resource, "setrlimit", asked := Mock())
+    assert within_open_files(Limits()).num_connections == num_connections
+    assert [call.args[1] for call in asked.call_args_list] == ([raised] if raised else [])
+
+
+def test_more_clients_than_files_leave_the_server_answering(tiny_model: Path, tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource", reason="needs limits of POSIX, which Windows lacks")
+    with subprocess.Popen(
+        [sys.executable, "-m", "edgespec", "serve", str(tiny_model), "--port", "0", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "EDGESPEC_HOME": str(tmp_path)},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)),
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        url = json.loads(process.stdout.readline())["url"]
+        port = int(url.rpartition(":")[2].removesuffix("/v1"))
+        with ExitStack() as opened:
+            opened.callback(process.terminate)
+            for _ in range(70):
+                opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+            asked = {"messages": [{"role": "user", "content": "the in"}], "max_tokens": 2}
+            answer = httpx2.post(f"{url}/chat/completions", json=asked, timeout=20)
+        said = process.stderr.read()
+    assert answer.status_code == 200, said
+    assert "Too many open files" not in said
