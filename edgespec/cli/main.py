@@ -38,6 +38,7 @@ from edgespec.system.threads import hand_over_soon
 
 _INTERRUPTED = 130
 _NO_MEMORY = "out of memory; close other programs or use a smaller model"
+_NO_THREAD = "no further thread can be started; close other programs, or raise ulimit -u or the container's limit"
 _LOG = logging.getLogger(__name__)
 # How each command adds its arguments; commands.toml has its line of help, and examples.
 _COMMANDS: dict[str, Callable[[CommandParser], None]] = {
@@ -102,6 +103,10 @@ def main(
         return 0
     except MemoryError:
         return _report_failure(_NO_MEMORY, MemoryExhausted.exit_code)
+    except RuntimeError as error:
+        if str(error) != "can't start new thread":
+            raise
+        return _report_failure(_NO_THREAD, EdgeSpecError.exit_code)
     except OSError as error:
         if error.errno == errno.ENOMEM:
             discard_output(sys.stdout)

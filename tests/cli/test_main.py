@@ -649,6 +649,19 @@ def test_export_that_runs_out_of_memory_says_so_and_leaves_nothing(
     assert "out of memory" in err
 
 
+def test_a_machine_without_a_thread_left_is_told_in_words(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tiny_model: Path
+) -> None:
+    def start(*_: object) -> None:
+        raise RuntimeError("can't start new thread")  # as Python does at ulimit -u
+
+    monkeypatch.setattr("threading._start_new_thread", start)
+    monkeypatch.setattr("threading._start_joinable_thread", start, raising=False)  # since Python 3.13
+    code, out, err = run(capsys, "chat", tiny_model, "--prompt", "the")
+    assert (code, out) == (1, "")
+    assert "no further thread can be started; close other programs, or raise ulimit -u" in err
+
+
 def test_an_answer_matches_the_schema_of_a_file(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
