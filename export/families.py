@@ -62,8 +62,8 @@ def with_defaults(architecture: str, stated: Mapping[str, Any]) -> dict[str, Any
     if architecture.startswith("granite"):
         assumed["attention_multiplier"] = 1.0
     assumed |= FAMILIES[architecture].defaults if architecture in FAMILIES else {}
-    rotary = stated.get("rope_parameters") or (not stated.get("rope_scaling") and assumed.get("rope_parameters"))
-    return {**assumed, **stated, "rope_parameters": rotary or None}
+    rotary = stated.get("rope_scaling") or stated.get("rope_parameters") or assumed.get("rope_parameters")
+    return {**assumed, **stated, "rope_parameters": rotary}
 
 
 _HYBRID_WITH_EXPERTS = "granitemoehybrid_moe"  # whose files have the name of those without

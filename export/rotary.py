@@ -112,7 +112,7 @@ def rotaries_from_huggingface(
             olmo3.
         local_head_dim: The size of their heads, where it is another one.
     """
-    rope = stated.get("rope_parameters") or stated.get("rope_scaling") or {}
+    rope = stated.get("rope_scaling") or stated.get("rope_parameters") or {}  # as transformers
     if not isinstance(rope, Mapping):
         raise SourceError(f"{stated.path}: its rotary scaling is {rope!r}; wanted an object with a rope_type")
     above = {

@@ -134,11 +134,15 @@ def test_setting_that_is_left_out_is_what_transformers_assumes(family: str, key:
     assert described(without) == described(without | {key: assumed})
 
 
-def test_scaling_under_its_older_name_is_not_replaced_by_what_is_assumed() -> None:
-    config = {key: value for key, value in FAMILIES["gpt_oss"]["config"].items() if key != "rope_parameters"}
-    stated = decoder_part({**config, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, {})[0]
-    assert stated["rope_parameters"] is None
-    assert stated["rope_theta"] == 1.5e5
+@pytest.mark.parametrize("newer", [None, {"rope_type": "default", "rope_theta": 1e6}])
+def test_scaling_under_its_older_name_is_read_before_all_else(newer: dict[str, Any] | None) -> None:
+    """As transformers 5.24 does, which then takes the base that it assumes for the family."""
+    scaling = {key: value for key, value in MISTRAL.items() if key != "rope_theta"}
+    config = FAMILIES["ministral3"]["config"]
+    found = decoder_of(config | {"rope_parameters": newer, "rope_scaling": scaling})
+    wanted = decoder_of(config | {"rope_parameters": {**scaling, "rope_theta": 1e4}})
+    assert found.query_growth == wanted.query_growth is not None
+    assert str(found.layers[0].rotary) == str(wanted.layers[0].rotary)
 
 
 @pytest.mark.parametrize(
