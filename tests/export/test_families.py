@@ -245,6 +245,8 @@ def test_shared_experts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ("qwen3", "model.language_model.", "model.visual."),
         ("qwen2", "model.", "visual."),
         ("lfm2", "model.language_model.", "model.vision_tower."),
+        ("exaone4", "model.language_model.", "model.visual."),
+        ("exaone4", "model.language_model.", "mtp."),
         ("gemma4", "model.language_model.", "model.audio_tower."),
         ("gemma4", "model.language_model.", "model.embed_vision."),
         ("gemma4", "model.language_model.", "model.vision_embedder."),  # of 12B
@@ -260,6 +262,8 @@ def test_text_part_of_a_model_that_sees_is_read_alone(tmp_path: Path, family: st
         config |= {"model_type": "lfm2_vl", "tie_word_embeddings": True}
     if family == "qwen3":
         config |= {"model_type": "qwen3_vl", "text_config": inner | {"model_type": "qwen3_vl_text"}}
+    if family == "exaone4":
+        config |= {"model_type": "exaone4_5", "text_config": inner | {"model_type": "exaone4_5_text"}}
     if family == "qwen2":  # without a text_config, as the first ones
         rope = {"type": "mrope", "mrope_section": [2, 3, 3]}
         config = inner | {"model_type": "qwen2_5_vl", "vision_config": {}, "rope_parameters": rope}
