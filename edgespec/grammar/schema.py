@@ -20,6 +20,7 @@ SINGLE = (
     *("items", "additionalProperties", "additionalItems", "contains"),
     *("not", "if", "then", "else", "propertyNames"),
 )
+_KNOWN = frozenset({*SCHEMAS, *LISTS, *SINGLE, "const", "default"})  # keywords with schemas, and those with values
 # Formats of texts that llguidance ensures, each with an example, and those that JSON Schema defines beside them.
 # Any other is a note.
 ENSURED_FORMATS = {
@@ -55,7 +56,7 @@ def prepare_schema(schema: Any) -> Any:
     Raises FormatError: It is nested too deep, refers to another document, to nothing or in a circle, has a oneOf
     of which several branches may match, or a format of JSON Schema that cannot be ensured.
     """
-    parts = [(pointer, part) for pointer, part in subschemas(schema) if isinstance(part, Mapping)]
+    parts = _parts_in_use(schema)
     ending: set[int] = set()  # schemas whose references end, by their identity
     for pointer, part in parts:
         _require_shape(part, pointer)
@@ -67,6 +68,20 @@ def prepare_schema(schema: Any) -> Any:
     for pointer, part in parts:
         _require_exclusive(part.get("oneOf", ()), comparison, f"{pointer}/oneOf")
     return _translate(schema)
+
+
+def _parts_in_use(schema: Any) -> list[tuple[str, Schema]]:
+    """The objects among its subschemas, and those that references lead to, as to #/components/schemas/A."""
+    parts = [each for each in subschemas(schema) if isinstance(each[1], Mapping)]
+    known = {id(part) for _, part in parts}
+    for _, part in parts:  # also those that are added meanwhile
+        reference = part.get("$ref")
+        target = resolve(reference, schema) if isinstance(reference, str) and reference.startswith("#/") else None
+        if isinstance(target, Mapping) and id(target) not in known:
+            more = [each for each in subschemas(target, reference) if isinstance(each[1], Mapping)]
+            parts.extend(more)
+            known.update(id(each) for _, each in more)
+    return parts
 
 
 def schemas_in(grammar: str) -> Iterator[Any]:
@@ -298,6 +313,9 @@ def _translate(schema: Any) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     changed = with_inner(_with_narrow_bounds(schema), _translate)
+    for key, value in schema.items():
+        if isinstance(value, Mapping) and key not in _KNOWN:  # which a reference may lead into
+            changed[key] = _translate(value)
     if is_note(changed.get("format")):
         del changed["format"]
     if isinstance(reference := changed.get("$ref"), str):

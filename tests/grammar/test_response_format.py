@@ -81,6 +81,19 @@ def test_a_schema_may_hold_itself() -> None:
     assert prepare_schema(stated) == stated
 
 
+def test_references_may_lead_to_schemas_in_a_place_of_ones_own() -> None:
+    either = {"oneOf": [{"type": "string", "format": "password"}, {"type": "integer"}]}
+    stated: dict[str, Any] = {
+        "$ref": "#/components/schemas/A",
+        "components": {"schemas": {"A": {"items": either}}},
+    }
+    wanted = {"items": {"anyOf": [{"type": "string"}, {"type": "integer"}]}}
+    assert prepare_schema(stated)["components"]["schemas"]["A"] == wanted
+    either["oneOf"].append({"type": "string"})
+    with pytest.raises(FormatError, match="at #/components/schemas/A/items/oneOf"):
+        prepare_schema(stated)
+
+
 def test_gbnf_is_translated() -> None:
     found = read_format({"type": "grammar", "grammar": 'root ::= "yes" | "no"'})
     assert found
