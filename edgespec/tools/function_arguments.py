@@ -10,7 +10,6 @@ from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.grammar.python_type import convert_value, type_schema
-from edgespec.grammar.schema import subschemas
 
 _SECTION = re.compile(r"(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*")
 _ENTRY = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
@@ -69,7 +68,7 @@ def _schema(hint: Any, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
     except TypeError as error:
         raise UsageError(f"{where} of the type {hint}, which has no JSON schema ({error}); use another") from None
     for kind in _times_in(hint):  # msgspec writes the format of those that must have a zone alone
-        for _, part in subschemas(schema):
+        for part in (schema, schema.get("items"), *schema.get("anyOf", ())):
             if isinstance(part, dict) and part.get("type") == "string":
                 part.setdefault("format", _FORMATS[kind])
     return schema, schema.pop("$defs", {})

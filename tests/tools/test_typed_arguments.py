@@ -68,6 +68,15 @@ def test_the_model_is_told_how_to_write_times() -> None:
     assert {"type": "string", "format": "time"} in stated["daily"]["anyOf"]
 
 
+def test_texts_beside_times_are_no_times() -> None:
+    def meet(where: datetime | Place, named: tuple[str, datetime], days: list[datetime]) -> None: ...
+
+    stated = schema_of(meet)
+    assert "format" not in stated["$defs"]["Place"]["properties"]["city"]
+    assert "format" not in stated["properties"]["named"]["prefixItems"][0]
+    assert stated["properties"]["days"]["items"] == {"type": "string", "format": "date-time"}
+
+
 @pytest.mark.parametrize(
     ("written", "at"),
     [
