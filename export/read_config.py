@@ -14,10 +14,10 @@ from edgespec.export.settings import SETTING_NAMES, SourceSettings, UnreadLayout
 from edgespec.export.tensors import Tensors
 from edgespec.export.uneven_layers import (
     kv_heads,
+    layers_by_kind,
     layers_of,
     local_layers,
-    mixed_from_gguf,
-    mixed_from_huggingface,
+    mixed_layers,
     sizes_from_gguf,
     sizes_from_huggingface,
     window_from_gguf,
@@ -102,7 +102,7 @@ def config_from_gguf(
     if family.is_local_plain:
         base = 1e4 if architecture == "gemma3" else stated.number("rope.freq_base", 1e4)
         local_rotary = plain_rotary(stated.number("rope.freq_base_swa", base), head_dim)
-    mixed = mixed_from_gguf(stated, family, num_layers, others)
+    mixed = mixed_layers(stated, family, num_layers, others, is_gguf=True)
     by_width = (architecture, num_layers) in _SCALED_BY_WIDTH
     scale = family.defaults.get("attention_multiplier", (hidden // heads if by_width else head_dim) ** -0.5)
     config = DecoderConfig(
@@ -159,7 +159,7 @@ def config_from_huggingface(
         is_local_plain=family.is_local_plain,
         local_head_dim=head_dim,
     )
-    mixed = mixed_from_huggingface(stated, family, num_layers)
+    mixed = mixed_layers(stated, family, num_layers, layers_by_kind(stated, family), is_gguf=False)
     has_window = stated.get("sliding_window") and (any(is_local) or family.rotates_local_alone)
     window = stated.count("sliding_window") if has_window else None
     rope = SourceSettings(path, stated.get("rope_parameters", {}))

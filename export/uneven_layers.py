@@ -12,7 +12,7 @@ from edgespec.errors import SourceError
 from edgespec.export.decoder_config import DecoderConfig, Layer
 from edgespec.export.delta import delta_rule
 from edgespec.export.families import FAMILIES, Family
-from edgespec.export.mamba import MambaRule, mamba_rule
+from edgespec.export.mamba import mamba_rule
 from edgespec.export.rotary import Rotary
 from edgespec.export.settings import SourceSettings
 from edgespec.export.tensors import Tensors
@@ -51,14 +51,7 @@ class LayerSizes(NamedTuple):
                 "and one kind has none; its settings are damaged"
             )
         layers = tuple(
-            replace(
-                layer,
-                num_kv_heads=own.num_kv_heads if own.num_kv_heads != config.num_kv_heads else None,
-                head_dim=own.head_dim if own.head_dim != config.head_dim else None,
-                intermediate_size=own.intermediate_size,
-                keys_of=sources[kinds[i]] if i >= first else None,
-                has_values=own.has_values,
-            )
+            replace(layer, **own._asdict(), keys_of=sources[kinds[i]] if i >= first else None)
             for i, (layer, own) in enumerate(zip(config.layers, self.layers, strict=True))
         )
         return replace(config, layers=layers, layer_input_size=self.input_size, norms_values=True)
@@ -140,34 +133,25 @@ def kv_heads(stated: SourceSettings, family: Family, heads: int, num_layers: int
     return attending.count(key), [i for i, count in enumerate(counts) if count == 0]
 
 
-def mixed_from_gguf(
-    stated: SourceSettings, family: Family, num_layers: int, others: Sequence[int]
+def layers_by_kind(stated: SourceSettings, family: Family) -> Sequence[int]:
+    """The layers that a config.json lists as those without attention."""
+    names = ("conv",) if family.has_convolutions else ("mamba", "linear_attention") if family.has_mamba else ()
+    return [i for i, kind in enumerate(stated.get("layer_types", ())) if kind in names]
+
+
+def mixed_layers(
+    stated: SourceSettings, family: Family, num_layers: int, others: Sequence[int], *, is_gguf: bool
 ) -> dict[int, Layer]:
-    """The layers without attention, some of which have no heads of keys and values."""
+    """The layers with something else than attention or beside it, by number.
+
+    others: Those without attention, but for DeltaNets, whose layers are found here.
+    """
     if family.has_delta:
-        return _delta_layers(stated, num_layers, is_gguf=True)
-    if family.has_mamba and (others or family.has_both):
-        return _mamba_layers(family, num_layers, others, mamba_rule(stated, is_gguf=True))
-    return _convolved(stated, others, "shortconv.l_cache")
-
-
-def mixed_from_huggingface(stated: SourceSettings, family: Family, num_layers: int) -> dict[int, Layer]:
-    """The layers without attention, by the kinds of all layers."""
-    kinds = stated.get("layer_types", ())
-    if family.has_delta:
-        return _delta_layers(stated, num_layers, is_gguf=False)
-    if family.has_convolutions:
-        return _convolved(stated, [i for i, kind in enumerate(kinds) if kind == "conv"], "conv_L_cache")
-    names = ("mamba", "linear_attention") if family.has_mamba else ()
-    others = [i for i, kind in enumerate(kinds) if kind in names]
-    if not (others or family.has_both):
-        return {}
-    return _mamba_layers(family, num_layers, others, mamba_rule(stated, is_gguf=False))
-
-
-def _mamba_layers(family: Family, num_layers: int, others: Sequence[int], rule: MambaRule) -> dict[int, Layer]:
-    """The Mamba-2 layers by number: those without attention, or all where a family has both in each."""
+        return _delta_layers(stated, num_layers, is_gguf=is_gguf)
+    if not family.has_mamba:
+        return _convolved(stated, others, "shortconv.l_cache" if is_gguf else "conv_L_cache")
     layers = range(num_layers) if family.has_both else others
+    rule = mamba_rule(stated, is_gguf=is_gguf) if layers else None
     return dict.fromkeys(layers, Layer(rotary=None, mamba=rule, has_both=family.has_both))
 
 
