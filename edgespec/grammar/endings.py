@@ -63,7 +63,7 @@ def _endings_in(schemas: Sequence[Any]) -> Endings:
     texts = dict.fromkeys(text for schema in schemas for text in _texts_in(schema))
     numbers = dict.fromkeys(text for schema in schemas for text in _numbers_in(schema))
     quoted = [f'{json.dumps(text, ensure_ascii=False)[1:-1]}"' for text in texts]
-    ended = [number + end for number in numbers for end in (",", "}", "]", "")]
+    ended = [number + end for number in numbers for end in ("}", "]", ",", "")]
     return Endings(_ends(quoted, min_length=2), _ends(ended, min_length=2))
 
 

@@ -330,6 +330,19 @@ def test_a_way_to_the_end_is_found_behind_any_text(compiler: GrammarCompiler, pa
     assert allowed(constraint_of(compiler, regex(pattern), max_tokens=40), np.zeros(0, np.int32))
 
 
+def test_lists_that_need_numbers_end_with_the_fewest(compiler: GrammarCompiler) -> None:
+    lists = {
+        key: {"type": "array", "items": {"type": kind}, "minItems": num}
+        for key, kind, num in (("a", "integer", 1), ("b", "integer", 1), ("c", "number", 3))
+    }
+    stated = {
+        "type": "object",
+        "properties": {**lists, "d": {"enum": [None, True]}},
+        "required": ["a", "b", "c", "d"],
+    }
+    constraint_of(compiler, schema(stated), 40)
+
+
 def test_each_format_of_a_text_is_ensured_or_a_note(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     for each in sorted(ENSURED_FORMATS):
         constraint = constraint_of(compiler, schema({"type": "string", "format": each}), 60)
