@@ -49,7 +49,8 @@ def physical_cores() -> int:
     """
     found = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
     if sys.platform == "win32":
-        return min(found, len(psutil.Process().cpu_affinity()))
+        # None are told once threads run in several groups of processors, of 64 each.
+        return min(found, len(psutil.Process().cpu_affinity()) or found)
     if sys.platform != "linux":
         return found
     bounds = [found, _cores_of(os.sched_getaffinity(0))]

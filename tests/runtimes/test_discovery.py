@@ -139,7 +139,7 @@ def test_threads_are_as_many_as_the_cores_that_the_process_may_use(
 def test_on_windows_threads_are_no_more_than_the_affinity_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 16 if logical else 8)
-    for processors, wanted in (([0, 2], 2), ([*range(16)], 8)):
+    for processors, wanted in (([0, 2], 2), ([*range(16)], 8), ([], 8)):
         process = SimpleNamespace(cpu_affinity=lambda processors=processors: processors)
         monkeypatch.setattr(psutil, "Process", lambda process=process: process)
         assert physical_cores() == wanted
