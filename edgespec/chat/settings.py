@@ -52,7 +52,7 @@ def apply_setting(conversation: Conversation, argument: str) -> str:
 
     Raises UsageError: there is no such setting, or it cannot have this value.
     """
-    name, *value = filter(None, re.split(r"\s*=\s*|\s+", argument, maxsplit=1))
+    name, *value = re.split(r"\s*=\s*|\s+", argument, maxsplit=1)
     name = name.replace("-", "_")
     if name in _ELSEWHERE:
         raise UsageError(f"there is no setting '{name}'; {_ELSEWHERE[name]}")
@@ -60,7 +60,7 @@ def apply_setting(conversation: Conversation, argument: str) -> str:
         near = difflib.get_close_matches(name, SETTINGS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise UsageError(f"there is no setting '{one_line(name, 40)}'; {hint}known are {', '.join(SETTINGS)}")
-    if value:
+    if any(value):
         _change(conversation, name, value[0])
     return format_settings(conversation)[SETTINGS.index(name)]
 

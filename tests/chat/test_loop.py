@@ -325,6 +325,11 @@ def test_set_refuses_what_cannot_be_meant_and_changes_nothing(session: ChatSessi
     assert output(session, "/set") == before
 
 
+def test_set_without_a_name_says_what_may_be_set(session: ChatSession) -> None:
+    with pytest.raises(UsageError, match="there is no setting ''; known are temperature"):
+        run_command(session, "/set =")
+
+
 def test_undo_retry_and_edit(session: ChatSession) -> None:
     first = answer(session, "the in")
     assert run_command(session, "/edit").edit == "the in"
