@@ -13,7 +13,7 @@ from edgespec import UsageError
 from edgespec.evaluation.document import BenchDocument, BenchSetup, Count, PeerInfo, TurnRecord
 from edgespec.evaluation.results import build_document
 from edgespec.system.command_line import quote
-from edgespec.system.disk import explain_full_disk
+from edgespec.system.disk import explain_full_disk, has_content
 from edgespec.system.text_files import explain_unreadable, read_plain
 from edgespec.system.typed_json import read_as
 
@@ -51,7 +51,7 @@ class Journal:
         self._path = path
         self.setup: BenchSetup | None = None
         self.units: dict[tuple[int, int], Unit] = {}
-        if path.exists():
+        if path.exists() and (has_content(path) or not path.is_file()):  # a full disk leaves an empty file
             self._read(asked)
         else:
             self._write({"kind": _KIND, "asked": asked})

@@ -208,6 +208,12 @@ def test_a_full_disk_is_no_wrong_name_of_a_journal(tmp_path: Path, monkeypatch: 
         Journal(tmp_path / "run.jsonl", {})
 
 
+def test_a_run_that_a_full_disk_ended_begins_with_the_same_command(tmp_path: Path) -> None:
+    (tmp_path / "run.jsonl").touch()
+    Journal(tmp_path / "run.jsonl", {}).add({"round": 0, "prompt": 3, "turns": [], "peers": []})
+    assert list(Journal(tmp_path / "run.jsonl", {}).units) == [(0, 3)]
+
+
 def test_a_journal_without_answers_names_a_command_that_can_be_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"run the same bench with --resume '.*/my run\.jsonl'$"):
         Journal(tmp_path / "my run.jsonl", {}).document()
@@ -223,7 +229,7 @@ def test_journal_that_was_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
     assert list(Journal(path, {}).units) == [(0, 3), (1, 3)]
 
 
-@pytest.mark.parametrize("text", ["", "[]\n", "{}\n", "x\ny\n", '{"kind": "edgespec bench journal"}\n[]\n3\n'])
+@pytest.mark.parametrize("text", ["[]\n", "{}\n", "x\ny\n", '{"kind": "edgespec bench journal"}\n[]\n3\n'])
 def test_file_that_is_no_journal_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text(text)
