@@ -70,8 +70,8 @@ class WorkerDeath:
     def message(self) -> str:
         if self.cause == "memory":
             return (
-                "out of memory: the system killed the worker; close other programs, use a smaller model, or set "
-                "a limit with --memory"
+                "out of memory: the system killed the worker; close other programs or use a smaller model; chat, "
+                "serve and bench keep to a limit with --memory, and export --no-check takes less"
             )
         if self.cause == "killed":
             return f"the worker was killed ({self.name}) by a user or the system"

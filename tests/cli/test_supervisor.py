@@ -106,7 +106,7 @@ def death(name: str, *, written: str = "", is_out_of_memory: bool = False) -> Wo
         ("SIGSEGV", False, 1, "crashed (SIGSEGV, segmentation fault): a defect of native code"),
         ("SIGABRT", True, 1, "crashed (SIGABRT, "),
         ("SIGBUS", False, 1, "cut short, or its disk fails; edgespec models verify MODEL"),
-        ("SIGKILL", True, 5, "out of memory"),
+        ("SIGKILL", True, 5, "with --memory, and export --no-check takes less"),
         ("SIGKILL", False, 137, "was killed (SIGKILL)"),
     ],
 )
