@@ -231,6 +231,10 @@ def _open_models(setup: Setup, undone: ExitStack) -> tuple[LoadedModel, TargetCa
     undone.callback(renderer.close)
     if target.manifest.chat_template:
         renderer.start()
+    held, models = undone.enter_context(ExitStack()), setup.home.models.absolute()
+    for each in (target, *setup.models):
+        if models in each.folder.absolute().parents:
+            held.enter_context(setup.home.uses.hold(each.folder))
     decoder = _open_target(setup)
     learner = None
     if wish.learn:  # from answers, for the first drafter of a chain
@@ -238,10 +242,6 @@ def _open_models(setup: Setup, undone: ExitStack) -> tuple[LoadedModel, TargetCa
         if learner := make_learner(wish.learn, firsts, setup.unused, wish.report):
             undone.callback(learner.close)
     settle_rows(target, decoder, setup.placement, wish.deterministic, wish.report)
-    held, models = undone.enter_context(ExitStack()), setup.home.models.absolute()
-    for each in (target, *setup.models):
-        if models in each.folder.absolute().parents:
-            held.enter_context(setup.home.uses.hold(each.folder))
     answers = _stored_answers(setup) if wish.answer_cache else None
     caches, pool = _open_drafters(setup, decoder, learner, answers)
     undone.callback(pool.close)

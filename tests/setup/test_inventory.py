@@ -37,7 +37,7 @@ from edgespec.setup.catalog import CATALOG, HubRepository
 from edgespec.setup.drafting_target import find_export_source
 from edgespec.setup.home import ModelHome
 from edgespec.setup.inventory import Inventory
-from edgespec.setup.open_model import open_decoder
+from edgespec.setup.open_model import open_decoder, open_model
 from edgespec.setup.repository import HubId
 from edgespec.setup.snapshot import LocalSource
 from edgespec.system.command_line import quote
@@ -329,6 +329,21 @@ def test_a_model_that_a_program_has_open_is_neither_removed_nor_renamed(
     engine.close()
     assert main(["models", "rm", "tiny"]) == 0
     assert not list((home.path / "used").iterdir())
+
+
+def test_a_model_that_is_being_opened_is_neither_removed_nor_renamed(
+    home: ModelHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holders = list[str | None]()
+
+    def note_holder(*given: Any, **named: Any) -> Any:
+        holders.append(home.uses.holder("tiny"))
+        return open_model(*given, **named)
+
+    monkeypatch.setattr("edgespec.engine.load.open_model", note_holder)  # which with large models takes minutes
+    load("tiny", drafter="none", home=home.path).close()
+    assert f"process {os.getpid()} (" in str(holders[0])
+    assert home.uses.holder("tiny") is None
 
 
 @pytest.mark.parametrize("order", [["rename", "mine", "small"], ["rm", "mine"]])
