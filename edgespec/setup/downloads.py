@@ -20,7 +20,7 @@ from edgespec.manifest import Source
 from edgespec.setup.catalog import CatalogFile, HubSource, WheelSource
 from edgespec.setup.hub import PART, download, file_url, is_reachable, missing_bytes
 from edgespec.setup.model_uses import find_holder
-from edgespec.setup.repository import RemoteFile
+from edgespec.setup.repository import NOTHING_FETCHED, RemoteFile
 from edgespec.setup.snapshot import NEW, NOT_FETCHED, WEIGHTS, hold_fetch, is_new, mark_new, mark_old
 from edgespec.system.console import shows_progress
 from edgespec.system.disk import explain_change, explain_write_errors, hold_lock, require_disk_space, take_place
@@ -57,9 +57,7 @@ def fetch(
         if file_record(path).sha256 == entry.sha256:
             return path
         if offline:
-            raise IntegrityError(
-                f"{path} is damaged and --offline forbids fetching it again; run once without --offline"
-            )
+            raise IntegrityError(f"{path} is damaged, and {NOTHING_FETCHED}")
         report(f"{path} is damaged; fetching it again")
     if offline:
         raise ModelError(f"{entry.title} {NOT_FETCHED}")

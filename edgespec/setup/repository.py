@@ -15,6 +15,10 @@ _ID = re.compile(_ADDRESS + r"([a-zA-Z0-9][\w.-]*/[a-zA-Z0-9_][\w.-]*)(?::([\w.+
 _MAX_ID = 96
 _FILE_ENDINGS = (".gguf", ".safetensors", ".json", ".jinja", ".onnx", ".bin", ".pt", ".zip")
 
+NOTHING_FETCHED = (
+    "nothing is fetched with --offline or HF_HUB_OFFLINE, or for a request to a server; fetch it first: edgespec "
+    "models pull MODEL"
+)
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _ADAPTER = "adapter_model.safetensors"  # low-rank changes of another repository's model
@@ -76,7 +80,7 @@ class Commit:
             return otherwise
         return ModelError(
             f"the download of {self.repository} in the cache of huggingface_hub is incomplete: {name} is "
-            "missing, and --offline (or HF_HUB_OFFLINE) forbids fetching it; run once without --offline"
+            f"missing, and {NOTHING_FETCHED}"
         )
 
 

@@ -27,7 +27,7 @@ from edgespec.setup.hub import (
     is_offline,
     missing_bytes,
 )
-from edgespec.setup.repository import INDEX, Commit, HubId, RemoteFile, choose_files, shard_files
+from edgespec.setup.repository import INDEX, NOTHING_FETCHED, Commit, HubId, RemoteFile, choose_files, shard_files
 from edgespec.system.disk import explain_write_errors, hold_lock, replace_file, require_disk_space
 from edgespec.system.progress import ReportProgress
 from edgespec.system.text_files import read_plain
@@ -37,10 +37,7 @@ from edgespec.types import Report
 _HEAD_BYTES = 1 << 20  # fetched first of a file of weights
 _GROWTH = 4  # by how much more, until its header is here
 WEIGHTS = (".safetensors", ".gguf")
-NOT_FETCHED = (
-    "is not on this machine, and nothing is fetched with --offline or HF_HUB_OFFLINE, or for a request to a "
-    "server; fetch it first: edgespec models pull MODEL"
-)
+NOT_FETCHED = f"is not on this machine, and {NOTHING_FETCHED}"
 
 
 @dataclass(frozen=True, kw_only=True)

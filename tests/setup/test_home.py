@@ -348,7 +348,7 @@ def test_damaged_download_is_fetched_anew(
     downloads = home.path / "downloads"
     downloads.mkdir(parents=True)
     (downloads / "tiny.gguf").write_bytes(tiny_gguf.read_bytes()[:-100])
-    with pytest.raises(IntegrityError, match="offline=True"):
+    with pytest.raises(IntegrityError, match="is damaged, and nothing is fetched"):
         replace(home, offline=True).resolve("tiny")
     pip_that_gives(monkeypatch, tiny_gguf)
     assert (home.resolve("tiny") / FILE_NAME).exists()
