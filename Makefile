@@ -1,6 +1,7 @@
 # make chat          talk to the default model; installs and fetches what that needs
 # make test          all tests, except those that need an environment of their own
 # make test-transformers, make test-optimum  exports through PyTorch, each in an environment of its own
+# make test-oldest   the tests without weights, with the oldest packages that pyproject.toml allows
 # make test-train    training of drafting heads, in an environment of its own with torch
 # make test-serve    the server asked by openai, ollama, LiteLLM, LangChain and LlamaIndex, in an environment of its own
 # make test-suites   tests of openai-python, Open Responses and llama.cpp for servers; SUITES=FOLDER has copies
@@ -22,13 +23,16 @@ BIN := $(VENV)/bin
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: chat test test-serve test-suites test-transformers test-optimum test-train test-webgpu test-npu differential families heads check types bench check-models wheel clean
+.PHONY: chat test test-oldest test-serve test-suites test-transformers test-optimum test-train test-webgpu test-npu differential families heads check types bench check-models wheel clean
 
 chat: $(VENV)/.cpu
 	@$(BIN)/edgespec chat
 
 test: $(VENV)/.test
 	$(BIN)/pytest -m "not webgpu and not npu and not traced and not train and not peers and not clients"
+
+test-oldest: $(VENV)-oldest/.test
+	$(VENV)-oldest/bin/pytest
 
 test-serve: $(VENV)-serve/.test
 	$(VENV)-serve/bin/pytest -m clients -n 0
@@ -96,6 +100,13 @@ $(VENV)/.test: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python $(INSTALL) -e ".[test]"
 	@touch $@
 
+# pip has no way to ask for the oldest.
+$(VENV)-oldest/.test: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python $(INSTALL) uv
+	$(VENV)-oldest/bin/uv pip install --quiet --python $(VENV)-oldest/bin/python --resolution lowest-direct -e ".[test]"
+	@touch $@
+
 $(VENV)-transformers/.test $(VENV)-optimum/.test: $(VENV)-%/.test: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-$*
 	$(VENV)-$*/bin/python $(INSTALL) -e ".[$*,test]"
@@ -144,4 +155,4 @@ $(VENV)-npu/.test: pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-transformers $(VENV)-optimum $(VENV)-train $(VENV)-npu $(VENV)-serve $(VENV)-suites $(VENV)-differential $(VENV)-heads .types build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-transformers $(VENV)-optimum $(VENV)-train $(VENV)-npu $(VENV)-serve $(VENV)-suites $(VENV)-differential $(VENV)-heads .types build dist *.egg-info
