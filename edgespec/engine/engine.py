@@ -253,7 +253,7 @@ class Engine:
             priority: Where several answers are made at once, one of a lower priority waits between two passes
                 until those of a higher one are done; equal ones share.
             tools: What the model may call: functions of Python, of whose signature and docstring it is told, or
-                dicts in the form of OpenAI's API.
+                dicts in the form of OpenAI's API, of Anthropic's or of MCP.
             tool_choice: "auto", "none", "required", or the name of the tool that must be called.
             parallel_tool_calls: The answer may have several calls; otherwise it ends with the first one.
             whole_tool_calls: Give calls once they are whole, and what turns out to be none as text. Otherwise

@@ -20,6 +20,7 @@ from edgespec.tools.function_arguments import describe_function, schema_of, type
 MAX_DEPTH = 64  # objects and lists within each other, in a schema or in arguments
 _BESIDE_REFERENCES = {"$defs", "definitions", "$schema", "title", "description", "type"}
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_SCHEMA_NAMES = "parameters", "input_schema", "inputSchema"  # of OpenAI, Anthropic and MCP
 _TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
 ALL = "all"  # stands for the names of all tools
 CHOICES = ("auto", "none", "required")
@@ -138,10 +139,11 @@ def _parse_tool(given: Any, where: str) -> Tool:
         raise _wrong(f"{where}.function", f"is {found}; wanted an object with name and parameters")
     place = f"{where}.function" if "function" in given else where
     name = _require_name(stated.get("name"), place)
+    schema = next((each for each in _SCHEMA_NAMES if each in stated), _SCHEMA_NAMES[0])
     return Tool(
         name=name,
         description=_require_kind(stated.get("description"), str, "a text", name, f"{place}.description") or "",
-        parameters=_require_schema(stated.get("parameters"), name, f"{place}.parameters"),
+        parameters=_require_schema(stated.get(schema), name, f"{place}.{schema}"),
         strict=bool(_require_kind(stated.get("strict"), bool, "true or false", name, f"{place}.strict")),
         place=place,
     )

@@ -133,6 +133,14 @@ def test_dicts_in_both_shapes_and_functions_are_tools() -> None:
         assert parse_tools([{"function": {"name": "now", **stated}}])[0].parameters == plain
 
 
+@pytest.mark.parametrize("name", ["input_schema", "inputSchema"])
+def test_schemas_have_the_names_of_other_apis_too(name: str) -> None:
+    (tool,) = parse_tools([{"name": "weather", name: SCHEMA}])
+    assert tool.parameters == SCHEMA
+    with pytest.raises(UsageError, match=rf"tools\[0\].{name} of the tool 'weather' is \[\]"):
+        parse_tools([{"name": "weather", name: []}])
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
