@@ -12,7 +12,7 @@ from edgespec.errors import DiskFull, MemoryExhausted, PrecisionLoss, SourceErro
 from edgespec.export.folder_check import OpenDecoder as OpenDecoder
 from edgespec.export.folder_check import check_folder
 from edgespec.export.graph import DRAFT_HEAD, build_graphs
-from edgespec.export.layout import VOCAB_SUBSET, lay_out, require_ids
+from edgespec.export.layout import VOCAB_SUBSET, lay_out
 from edgespec.export.options import ExportOptions, Trimming, frequent_tokens
 from edgespec.export.output import (
     ExportProgress,
@@ -151,7 +151,6 @@ class _Export:
     ) -> Manifest:
         """Write all files but the manifest's own."""
         loaded, rule, num_bytes = planned.loaded, planned.rule, planned.cost.write_bytes
-        require_ids(loaded.source.name, loaded.vocabulary, loaded.config.vocab_size, tokenizer)
         manifest = lay_out(name, loaded, rule, planned.options, vocabulary_sha256(tokenizer))
         manifest = replace(manifest, source=loaded.source.fetched_from(self.origin))
         written = ExportProgress(num_bytes, report, manifest.name, self.progress)

@@ -2,14 +2,10 @@
 
 from dataclasses import replace
 
-from tokenizers import Tokenizer
-
-from edgespec.errors import SourceError
 from edgespec.export.decoder_config import DecoderConfig
 from edgespec.export.options import ExportOptions
 from edgespec.export.precision import Rule
 from edgespec.export.sources import LoadedSource
-from edgespec.export.vocabulary import Vocabulary
 from edgespec.manifest import Manifest, Parallel, SelfDrafter, Signature
 from edgespec.manifest.caches import KVCache
 
@@ -31,18 +27,6 @@ def rule_of(loaded: LoadedSource, options: ExportOptions) -> Rule:
     precision, form = options.precision, options.form
     is_half = (form == "gpu" and precision != "fp32") or (form == "npu" and precision == "fp16")
     return Rule(precision, options.block_size, is_half, num_weights(loaded), has_fused_products=form == "cpu")
-
-
-def require_ids(name: str, vocabulary: Vocabulary, size: int, tokenizer: Tokenizer) -> None:
-    """Raises SourceError: An id exceeds the rows of the embedding, so that a look-up would read past its end."""
-    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
-    ends = [("eos", token) for token in vocabulary.eos_token_ids]
-    for what, token in [("largest", largest), ("bos", vocabulary.bos_token_id), *ends]:
-        if token is not None and not 0 <= token < size:
-            raise SourceError(
-                f"{name}: the {what} token id of its tokenizer is {token}, "
-                f"but its embedding has {size} rows; tokenizer and weights do not belong together"
-            )
 
 
 def lay_out(

@@ -36,6 +36,7 @@ from edgespec.export.vocabulary import (
     Vocabulary,
     ends_of_turn,
     read_suppressed,
+    require_ids,
     say_left_out,
     vocabulary_from_gguf,
 )
@@ -343,7 +344,7 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any], num_rows: int 
     with translate_errors(path, SourceError, "fetch it again"):
         # The tokenizer's own post-processor puts bos first; the runtime adds it in its place.
         add_bos = bos_id is not None and tokenizer.encode("a").ids[:1] == [bos_id]
-    return Vocabulary(
+    vocabulary = Vocabulary(
         tokenizer_json=tokenizer.to_str(),
         chat_template=set_end_token(template, ends, eos, None if eos is None else piece),
         bos_token_id=bos_id,
@@ -354,6 +355,9 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any], num_rows: int 
         ),
         notes=notes,
     )
+    if largest >= num_tokens:
+        require_ids(folder, vocabulary, num_tokens, tokenizer)
+    return vocabulary
 
 
 def _add_declared(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> None:

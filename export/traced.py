@@ -22,10 +22,10 @@ from tokenizers import Tokenizer
 from edgespec.errors import EdgeSpecError, SourceError, UsageError
 from edgespec.export.check import TEXT, compare, judge
 from edgespec.export.folder_check import OpenDecoder
-from edgespec.export.layout import require_ids
 from edgespec.export.output import atomic_folder, finish, hash_files, require_absent, write_text
 from edgespec.export.safetensors import weight_files
 from edgespec.export.sources import join_hashes, read_sampling, read_vocabulary
+from edgespec.export.vocabulary import require_ids
 from edgespec.manifest import Manifest, Origin, Signature, Source
 from edgespec.manifest.caches import KVCache
 from edgespec.system.split_files import source_name

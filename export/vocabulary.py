@@ -97,12 +97,24 @@ def say_left_out(num_tokens: int) -> tuple[str, ...]:
     return (f"leaving out {num_tokens} tokens that the embedding has no rows for",) if num_tokens else ()
 
 
+def require_ids(path: object, vocabulary: Vocabulary, size: int, tokenizer: Tokenizer) -> None:
+    """Raises SourceError: An id exceeds the rows of the embedding, so that a look-up would read past its end."""
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+    ends = [("eos", token) for token in vocabulary.eos_token_ids]
+    for what, token in [("largest", largest), ("bos", vocabulary.bos_token_id), *ends]:
+        if token is not None and not 0 <= token < size:
+            raise SourceError(
+                f"{path}: the {what} token id of its tokenizer is {token}, "
+                f"but its embedding has {size} rows; tokenizer and weights do not belong together"
+            )
+
+
 def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any], num_rows: int | None = None) -> Vocabulary:
     """The tokenizer that the metadata describes.
 
     num_rows: Of the embedding; added tokens behind them are left out.
 
-    Raises SourceError: There is none, or one of an unknown kind.
+    Raises SourceError: There is none, one of an unknown kind, or one of another model.
     """
 
     def get(key: str, default: Any = None) -> Any:
@@ -135,7 +147,7 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any], num_rows: in
     bos = get("bos_token_id", usual)
     bos = usual if isinstance(bos, int) and not 0 <= bos < len(pieces) else bos  # as 2^32 - 1, which is for none
     eos, begins = get("eos_token_id"), kind == "llama" or get("pre") in _TRAITS["bos_first"]
-    return Vocabulary(
+    vocabulary = Vocabulary(
         tokenizer_json=tokenizer.to_str(),
         chat_template=set_end_token(template, ends, eos, pieces[eos] if eos in ends else None),
         bos_token_id=bos,
@@ -145,6 +157,9 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any], num_rows: in
         suppressed_token_ids=read_suppressed(path, get("suppress_tokens"), len(pieces)),
         notes=notes,
     )
+    if num_rows is not None and len(pieces) > num_rows:
+        require_ids(path, vocabulary, num_rows, tokenizer)
+    return vocabulary
 
 
 def _tokenizer(

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer as VocabularyTokenizer
 
 from edgespec import ContextOverflow, MemoryExhausted, PromptEncoder, Report, TokenIds, Tokenizer, require_writer
-from edgespec.export.layout import lay_out, require_ids, rule_of
+from edgespec.export.layout import lay_out, rule_of
 from edgespec.export.options import ExportOptions
 from edgespec.export.output import write_text
 from edgespec.export.sources import LoadedSource
@@ -347,11 +346,8 @@ def open_encoder(source: LoadedSource, work: Path) -> PromptEncoder:
 
     Raises UnsuitedModel: It is no model that writes.
     """
-    options, vocabulary, name = ExportOptions(precision="fp32"), source.vocabulary, source.source.name
-    require_ids(
-        name, vocabulary, source.config.vocab_size, VocabularyTokenizer.from_str(vocabulary.tokenizer_json)
-    )
-    manifest = lay_out(name, source, rule_of(source, options), options)
+    options, vocabulary = ExportOptions(precision="fp32"), source.vocabulary
+    manifest = lay_out(source.source.name, source, rule_of(source, options), options)
     require_writer(manifest)
     with explain_write_errors(work, len(vocabulary.tokenizer_json)):
         write_text(work, vocabulary, manifest)

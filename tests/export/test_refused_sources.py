@@ -613,8 +613,11 @@ def test_odd_metadata_is_refused(tmp_path: Path, override: dict[str, object]) ->
     assert_refused(tmp_path / "a.gguf", tmp_path)
 
 
-def test_tokenizer_larger_than_the_embedding_is_refused(tmp_path: Path) -> None:
+def test_tokenizer_larger_than_the_embedding_is_refused_by_its_header(tmp_path: Path) -> None:
     weights = tiny.random_weights()
     weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"][:100]
     tiny.write_huggingface(tmp_path / "hf", weights)
-    assert_refused(tmp_path / "hf", tmp_path, "embedding has 100 rows")
+    tiny.write_gguf(tmp_path / "a.gguf", weights)
+    for source in (tmp_path / "hf", tmp_path / "a.gguf"):
+        with pytest.raises(SourceError, match="embedding has 100 rows"):
+            read_source(source)
