@@ -108,6 +108,7 @@ class Conversation:
         self._undone: _State | None = None  # before undo
         self._replaced: _State | None = None  # before the current answer, if it is another try
         self._begun = ""  # what the current answer was given to begin with
+        self._is_reasoning = False  # what it begins with, as the chat template opened it
         self._chunks: list[Chunk] = []  # of the current answer, filled by its reply
         self._reply: Callable[[], Reply | None] = lambda: None  # which fills it, weakly
         self._lock = RLock()  # held while a message is added or taken back
@@ -352,7 +353,7 @@ class Conversation:
         rounds = self.rounds
         if self._now.is_unanswered:
             if made := self._made:
-                rounds = self._now.with_last(answer=made, cut_short="cancelled")
+                rounds = self._now.with_last(answer=self._marked(made), cut_short="cancelled")
             elif self._replaced:
                 rounds = self._replaced.rounds
         return Transcript(
@@ -395,6 +396,11 @@ class Conversation:
     def _made(self) -> str:
         """The current answer as far as it came."""
         return self._begun + "".join(chunk.text for chunk in self._chunks)
+
+    def _marked(self, answer: str) -> str:
+        """An answer that was cut short in its reasoning with the mark of that, else the answer as it is."""
+        is_reasoning = self._is_reasoning and CLOSE not in answer and not answer.startswith(OPEN)
+        return OPEN + answer if is_reasoning else answer
 
     def _cut(self, num_rounds: int) -> None:
         """Forget all but the first rounds."""
@@ -457,12 +463,14 @@ class Conversation:
         # What a preset says is among the settings, where it may have been changed since.
         engine = by_preset(self.engine, None) if self.engine.preset else self.engine
         if begun and not is_answer and CLOSE not in begun and engine.opens_reasoning(sent, thinking=thinking):
+            begun = begun.removeprefix(OPEN)
             stated["prefill"] = OPEN + begun
         stream = engine.stream(sent, **stated)
         dropped = messages_of(answered_rounds(rounds[self._now.num_dropped : num_dropped]))
         # From here on the message is part of the conversation, even if its answer fails.
         self._now = _State(rounds, num_dropped, num_tries, is_answer)
         self._begun, self._chunks, self._replaced, self._undone = begun, [], None, None
+        self._is_reasoning = stream.opens_reasoning
         reply = Reply(num_prompt, dropped, stream, self._chunks, self._take_answer, begun)
         self._reply = ref(reply)
         return reply
@@ -521,4 +529,5 @@ class Conversation:
         elif not answer and is_stopped:
             return
         cut_short = None if finish_reason == "stop" else finish_reason
+        answer = self._marked(answer) if cut_short else answer
         self._now = self._now._replace(rounds=self._now.with_last(answer=answer, cut_short=cut_short))

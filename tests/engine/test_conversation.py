@@ -13,7 +13,7 @@ import tiny
 from chunk_stream import stream_of
 from scripted import scripted_engine
 
-from edgespec import ContextOverflow, Engine, Message, Round, SamplingParams, UsageError, load
+from edgespec import ContextOverflow, Engine, Message, Round, SamplingParams, UsageError, load, split_reasoning
 from edgespec.engine.answer_stream import AnswerStream
 from edgespec.engine.answers import Chunk
 from edgespec.engine.conversation import Conversation
@@ -605,6 +605,25 @@ def test_reasoning_goes_on_where_the_format_of_the_preset_is_left_out(tiny_model
                 next(reply)
         conversation.go_on().completion()
         assert conversation.rounds[-1].answer == said.removeprefix("<think>\n")
+
+
+@pytest.mark.parametrize("opening", ["", "<think>\n"])
+def test_reasoning_that_is_cut_short_is_never_taken_for_the_answer(
+    tiny_model: Path, tmp_path: Path, opening: str
+) -> None:
+    template = f"{{{{ messages[-1].content }}}}<|im_start|>assistant\n{opening}{{% if 1 %}}{{% endif %}}"
+    said = "<think>\nLet me see. It is so.\n</think>\n\nFour."
+    with scripted_engine(tiny_model, tmp_path, lambda prompt: said, template) as engine:
+        conversation = engine.chat()
+        with conversation.stream("2 + 2?") as reply:
+            while "me" not in reply.text:
+                next(reply)
+            saved = conversation.transcript()
+        for messages in (saved.messages, conversation.messages, conversation.transcript().messages):
+            reasoning, answer = split_reasoning(messages[-1].content)
+            assert (reasoning.strip(), answer) == (reply.text.removeprefix("<think>\n").strip(), "")
+        conversation.go_on().completion()
+        assert conversation.rounds[-1].answer == said.removeprefix(opening)
 
 
 def test_nothing_goes_on_or_is_changed_before_there_is_an_answer() -> None:
