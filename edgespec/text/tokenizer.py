@@ -100,7 +100,7 @@ class Tokenizer:
         self._tokenizer = open_tokenizer(path, ManifestError, "export the model again")
         # The library's option by which special tokens in a text stay text.
         self._tokenizer.encode_special_tokens = True
-        self._bos = [bos_token_id] if add_bos and bos_token_id is not None else []
+        self._first = [bos_token_id] if add_bos and bos_token_id is not None else self._tokens_before()
         self._has_byte_tokens = self._tokenizer.token_to_id("<0x00>") is not None
         added = self._tokenizer.get_added_tokens_decoder()
         # Ids by spelling.
@@ -108,6 +108,12 @@ class Tokenizer:
         # Those that text becomes too, where it spells them, are among these.
         self.added_tokens = {token.content: token_id for token_id, token in added.items()}
         self._special_ids = frozenset(self.special_tokens.values())
+
+    def _tokens_before(self) -> list[int]:
+        """What the tokenizer itself puts before a text, as GLM-4 does [gMASK]<sop>."""
+        with translate_errors(self.path, ManifestError, "export the model again"):
+            alone, whole = (self._tokenizer.encode("a", add_special_tokens=adds).ids for adds in (False, True))
+        return whole[: whole.index(alone[0])] if {*alone[:1]} & {*whole} else []
 
     @cached_property
     def _special_pattern(self) -> re.Pattern[str]:
@@ -209,8 +215,8 @@ class Tokenizer:
                             token for cut in self._cut_special(plain) for token in _encode_plain(tokenizer, cut)
                         ]
                     ids += found
-        if self._bos and ids[:1] != self._bos and not is_behind_text:
-            ids = [*self._bos, *ids]
+        if ids[: len(self._first)] != self._first and not is_behind_text:
+            ids = [*self._first, *ids]
         return np.array(ids, np.int32)
 
     def _cut_special(self, text: str) -> Iterator[str]:

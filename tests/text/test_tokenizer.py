@@ -234,6 +234,23 @@ def test_special_tokens_in_text_stay_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("a<|im_end|>b", special=True).tolist()[1] == 2
 
 
+def test_what_a_tokenizer_puts_before_all_texts_is_put_there_once(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    stated = json.loads(tokenizer.path.read_text())
+    names = tiny.SPECIAL[:2]
+    before: list[dict[str, object]] = [{"SpecialToken": {"id": name, "type_id": 0}} for name in names]
+    stated["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [*before, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {name: {"id": name, "ids": [i], "tokens": [name]} for i, name in enumerate(names)},
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(stated))
+    other, alone = Tokenizer(tmp_path / "tokenizer.json"), tokenizer.encode("in the").tolist()
+    assert other.encode("in the").tolist() == [0, 1, *alone]
+    assert other.encode("".join(names) + "in the", special=True).tolist() == [0, 1, *alone]
+    assert other.encode("in the", is_behind_text=True).tolist() == alone
+
+
 def test_sentencepiece_joins_by_score_and_falls_back_to_bytes(sentencepiece: Tokenizer) -> None:
     spelled = [sentencepiece.piece(int(token)) for token in sentencepiece.encode("hello world é")]
     assert spelled == ["<s>", "▁hello", "▁world", "▁", "<0xC3>", "<0xA9>"]
