@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.hidden_states import HiddenStates
-from edgespec.errors import ContextOverflow, ModelError, UsageError, require_context
+from edgespec.errors import ContextOverflow, EdgeSpecError, ModelError, UsageError, require_context
 from edgespec.manifest import Pooling
 from edgespec.system.arguments import require_kind
 from edgespec.system.cancel import Cancel
@@ -44,7 +44,13 @@ class Embedder:
             return self.vector(self.encode(texts))
         if not isinstance(texts, Sequence) or not texts:
             raise UsageError(f"texts are {texts!r}; wanted a str or a list of them")
-        tokens = [self.encode(text) for text in texts]
+        tokens = []
+        for i, text in enumerate(texts):
+            try:
+                tokens.append(self.encode(text))
+            except EdgeSpecError as error:
+                error.args = (f"texts[{i}]: {error}",)
+                raise
         return np.stack([self.vector(each) for each in tokens])
 
     def encode(self, text: str, *, cuts: bool = False) -> TokenIds:

@@ -80,6 +80,12 @@ def test_what_is_no_text_is_refused(engine: Engine) -> None:
         engine.embed("a" * (tiny.CONTEXT + 1))
 
 
+@pytest.mark.parametrize(("text", "error"), [("", UsageError), ("word " * 1000, ContextOverflow)])
+def test_a_text_among_several_that_is_refused_is_named(engine: Engine, text: str, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"^texts\[1\]: "):
+        engine.embed(["a", text, "b"])
+
+
 def test_a_far_too_long_text_is_refused_before_all_of_it_is_encoded(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
