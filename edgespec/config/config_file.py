@@ -5,7 +5,7 @@ import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
@@ -249,20 +249,22 @@ def set_option(path: Path, name: str, text: str | None) -> Value:
     value = None if text is None else parse_value(name, text, "config set")
     if value is None and not path.exists():
         return None
-    with explain_change(f"write {path}", "set EDGESPEC_CONFIG to a file that you may write"):
+    with explain_change(f"write {path}", "set EDGESPEC_CONFIG to a file that you may write"), ExitStack() as held:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with hold_lock(path.with_name(f".{path.name}.lock")):  # another command may set an option too
-            before = _read(path) if path.exists() else COMMENT
-            with _toml_errors(path):
-                tomllib.loads(before)  # tomlkit lets some invalid files pass, and fails later
-                document = tomlkit.parse(before)
-            if value is None:
-                if document.pop(name, None) is None:
-                    _find_option(name, "edgespec config unset")
-            else:
-                document[name] = value
-            is_private = not path.exists() or (value is not None and OPTIONS[name].is_secret)
-            replace_file(path, tomlkit.dumps(document).encode(), 0o600 if is_private else 0o666)
+        with suppress(OSError):  # a file system without locks
+            # Another command may set an option too.
+            held.enter_context(hold_lock(path.with_name(f".{path.name}.lock")))
+        before = _read(path) if path.exists() else COMMENT
+        with _toml_errors(path):
+            tomllib.loads(before)  # tomlkit lets some invalid files pass, and fails later
+            document = tomlkit.parse(before)
+        if value is None:
+            if document.pop(name, None) is None:
+                _find_option(name, "edgespec config unset")
+        else:
+            document[name] = value
+        is_private = not path.exists() or (value is not None and OPTIONS[name].is_secret)
+        replace_file(path, tomlkit.dumps(document).encode(), 0o600 if is_private else 0o666)
     return value
 
 

@@ -411,6 +411,13 @@ def test_options_that_two_commands_set_at_once_are_both_kept(path: Path, monkeyp
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
+def test_an_option_is_set_on_a_file_system_without_locks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
+    monkeypatch.setattr("edgespec.config.config_file.hold_lock", lacking)
+    set_option(path, "seed", "7")
+    assert tomllib.loads(path.read_text()) == {"seed": 7}
+
+
 def test_a_full_disk_is_no_wrong_command_line(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
