@@ -26,6 +26,7 @@ from edgespec.cli.preset import preset_problem
 from edgespec.config.drafter_names import parse
 from edgespec.config.options import MAX_ANSWERS
 from edgespec.system.console import info
+from edgespec.system.disk import open_read
 
 if TYPE_CHECKING:
     from edgespec.server.model_names import ModelNames
@@ -146,7 +147,7 @@ def _write_messages_to(path: Path) -> None:
         if path.stat().st_size > _LARGE_BYTES:
             path.replace(f"{path}.old")
     try:
-        with path.open("ab") as file:
+        with open(path, "ab", opener=open_read) as file:
             os.dup2(file.fileno(), sys.stderr.fileno())
     except OSError as error:
         raise UsageError(f"cannot write {path} ({error.strerror})") from None

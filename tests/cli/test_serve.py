@@ -149,6 +149,14 @@ def test_a_server_tells_its_address_answers_and_ends_with_a_signal(
         assert "'fine'" not in said
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs named pipes, which Windows lacks")
+def test_a_log_that_is_a_pipe_which_nobody_reads_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    command = [sys.executable, "-m", "edgespec", "serve", "--no-supervisor", "--log", str(tmp_path / "log")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, "it is a pipe that nobody reads" in done.stderr) == (2, True)
+
+
 UNLIMITED = -1
 
 
