@@ -303,7 +303,7 @@ class JoinedPasses:
             may_grow = has_room and num_parts < self._most_parts
             if not has_room:
                 self._say("there is no memory for passes of several answers")
-        except EdgeSpecError as error:
+        except (EdgeSpecError, OSError) as error:  # its files are gone, or too many are open
             self._say(str(error))
         finally:
             if not may_grow:

@@ -189,6 +189,16 @@ def test_an_opening_that_fails_in_any_way_is_the_last_one() -> None:
     assert passes._thread is None
 
 
+def test_passes_take_turns_where_the_graph_cannot_be_read_again(caplog: pytest.LogCaptureFixture) -> None:
+    def open_session(num_parts: int, cancel: Cancel) -> JoinedSession:
+        raise FileNotFoundError(2, "No such file or directory", "model.onnx")
+
+    passes = JoinedPasses(4, open_session, lambda: nullcontext(True))
+    with caplog.at_level("INFO"):
+        assert [passes.is_ready(2), passes.wait(), passes.is_ready(2)] == [False, False, False]
+    assert caplog.text.count("answers take turns: [Errno 2] No such file or directory: 'model.onnx'") == 1
+
+
 def test_passes_take_turns_where_no_thread_can_be_started(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
