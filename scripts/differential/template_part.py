@@ -153,7 +153,8 @@ class _Template:
         """The prompt of transformers, or that it fails, with contents as the template takes them."""
         forms = [asked]
         if self.render is not _render:
-            forms = [Asked(_in_parts(asked.messages, roles), asked.tools, asked.switches) for roles in _PART_ROLES]
+            given = [_in_parts(asked.messages, roles) for roles in _PART_ROLES]
+            forms += [Asked(each, asked.tools, asked.switches) for each in given]
         found = [_theirs(self.text, form) for form in forms]
         return ours if ours in found else found[0]
 
