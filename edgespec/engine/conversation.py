@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 from weakref import ref
 
 from edgespec.decoding.sampling import SamplingParams
@@ -25,6 +25,7 @@ from edgespec.engine.request import (
     lists_options,
 )
 from edgespec.engine.transcript import (
+    ConversationState,
     Round,
     Transcript,
     answered_rounds,
@@ -42,30 +43,6 @@ from edgespec.types import Overflow
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
-
-
-class _State(NamedTuple):
-    """A conversation at one time, which undo, redo and a retry that gives no word put back.
-
-    is_answer: The last answer is no reasoning where it has no mark: a person wrote it, or a format binds it.
-    asked: Calls that it ended with, and that have no results yet; asked_behind: The steps before them.
-    """
-
-    rounds: tuple[Round, ...] = ()
-    num_dropped: int = 0  # of the oldest rounds
-    num_tries: int = 0  # of the last round
-    is_answer: bool = False
-    asked: CallMessage | None = None
-    asked_behind: tuple[Turn, ...] = ()
-
-    @property
-    def is_unanswered(self) -> bool:
-        """The last message has neither an answer nor calls."""
-        return bool(self.rounds) and self.rounds[-1].answer is None and self.asked is None
-
-    def with_last(self, **changes: Any) -> tuple[Round, ...]:
-        """Its rounds, with changes of the last one."""
-        return (*self.rounds[:-1], self.rounds[-1]._replace(**changes))
 
 
 class Conversation:
@@ -103,10 +80,10 @@ class Conversation:
         self.tools, self.tool_choice = given.tools or (), given.tool_choice
         self.parallel_tool_calls = given.parallel_tool_calls
         self.thinking, self.thinking_budget = given.thinking, given.thinking_budget
-        self._now = _State()
-        self._before: _State | None = None  # before the last message, until undo takes that back
-        self._undone: _State | None = None  # before undo
-        self._replaced: _State | None = None  # before the current answer, if it is another try
+        self._now = ConversationState()
+        self._before: ConversationState | None = None  # before the last message, until undo takes that back
+        self._undone: ConversationState | None = None  # before undo
+        self._replaced: ConversationState | None = None  # before the current answer, if it is another try
         self._begun = ""  # what the current answer was given to begin with
         self._is_reasoning = False  # what it begins with, as the chat template opened it
         self._chunks: list[Chunk] = []  # of the current answer, filled by its reply
@@ -410,7 +387,7 @@ class Conversation:
         # Reasoning that has no end was cut short, and calls come behind it.
         is_answer = bool(rounds) and rounds[-1].cut_short in (None, "tool_calls")
         with self._lock:
-            self._now = _State(tuple(rounds), num_dropped, is_answer=is_answer)
+            self._now = ConversationState(tuple(rounds), num_dropped, is_answer=is_answer)
             self._begun, self._chunks, self._reply = "", [], lambda: None
             self._replaced = self._before = self._undone = None
 
@@ -468,7 +445,7 @@ class Conversation:
         stream = engine.stream(sent, **stated)
         dropped = messages_of(answered_rounds(rounds[self._now.num_dropped : num_dropped]))
         # From here on the message is part of the conversation, even if its answer fails.
-        self._now = _State(rounds, num_dropped, num_tries, is_answer)
+        self._now = ConversationState(rounds, num_dropped, num_tries, is_answer)
         self._begun, self._chunks, self._replaced, self._undone = begun, [], None, None
         self._is_reasoning = stream.opens_reasoning
         reply = Reply(num_prompt, dropped, stream, self._chunks, self._take_answer, begun)

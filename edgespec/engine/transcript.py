@@ -149,6 +149,30 @@ class Round(NamedTuple):
     cut_short: str | None = None
 
 
+class ConversationState(NamedTuple):
+    """A conversation at one time, which undo, redo and a retry that gives no word put back.
+
+    is_answer: The last answer is no reasoning where it has no mark: a person wrote it, or a format binds it.
+    asked: Calls that it ended with, and that have no results yet; asked_behind: The steps before them.
+    """
+
+    rounds: tuple[Round, ...] = ()
+    num_dropped: int = 0  # of the oldest rounds
+    num_tries: int = 0  # of the last round
+    is_answer: bool = False
+    asked: CallMessage | None = None
+    asked_behind: tuple[Turn, ...] = ()
+
+    @property
+    def is_unanswered(self) -> bool:
+        """The last message has neither an answer nor calls."""
+        return bool(self.rounds) and self.rounds[-1].answer is None and self.asked is None
+
+    def with_last(self, **changes: Any) -> tuple[Round, ...]:
+        """Its rounds, with changes of the last one."""
+        return (*self.rounds[:-1], self.rounds[-1]._replace(**changes))
+
+
 def messages_of(rounds: Sequence[Round], system: str | None = None) -> tuple[Turn, ...]:
     """The messages of rounds in their order, behind a system message; a round without an answer has one."""
     messages: list[Turn] = [Message("system", system)] if system else []

@@ -64,7 +64,7 @@ def test_export_gives_the_logits_of_transformers(tmp_path: Path, family: str, fo
 def test_queries_keys_and_values_that_a_gguf_file_joins_give_the_same_logits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    """As llama.cpp's converter writes them with --fuse-qkv, where a layer has all three."""
+    """llama.cpp's converter joins them with --fuse-qkv, in each layer that has all three."""
     add_tensor, held = gguf.GGUFWriter.add_tensor, dict[str, dict[str, np.ndarray]]()
     with_values = {name.split(".")[2] for name in weights_of(family) if "v_proj" in name}
 

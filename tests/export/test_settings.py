@@ -136,7 +136,7 @@ def test_setting_that_is_left_out_is_what_transformers_assumes(family: str, key:
 
 @pytest.mark.parametrize("newer", [None, {"rope_type": "default", "rope_theta": 1e6}])
 def test_scaling_under_its_older_name_is_read_before_all_else(newer: dict[str, Any] | None) -> None:
-    """As transformers 5.24 does, which then takes the base that it assumes for the family."""
+    """transformers 5.24 takes rope_scaling first, and the family's base where that states none."""
     scaling = {key: value for key, value in MISTRAL.items() if key != "rope_theta"}
     config = FAMILIES["ministral3"]["config"]
     found = decoder_of(config | {"rope_parameters": newer, "rope_scaling": scaling})
