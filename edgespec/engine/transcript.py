@@ -59,7 +59,7 @@ class Transcript:
             if type(num_dropped) is not int or not 0 <= num_dropped <= len(messages):
                 raise ValueError(f"it says that {num_dropped!r} of {len(messages)} messages were dropped")
             reasons = [each.get("finish_reason") for each in rest]
-            return cls(
+            found = cls(
                 messages=messages,
                 model=model if isinstance(model, str) else None,
                 name=name if isinstance(name, str) else None,
@@ -67,6 +67,11 @@ class Transcript:
                 num_dropped=num_dropped,
                 cut_short=tuple((i, str(reason)) for i, reason in enumerate(reasons) if reason is not None),
             )
+            try:
+                read_rounds(found)
+            except UsageError as error:
+                raise ValueError(str(error)) from None
+            return found
 
     def write(self, path: Path) -> None:
         """Write a file that only its owner may read. Raises OSError: it cannot be written and stays as it was."""

@@ -55,6 +55,10 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
         ((HEADER + '{"role": "user"}').encode(), "line 2 is not a message"),
         ((HEADER + '{"role": "wizard", "content": "x"}').encode(), "line 2 is not a message"),
         ((HEADER + '{"role": "user", "content": "cut o').encode(), "line 2 is not JSON"),
+        (
+            (HEADER + '{"role": "assistant", "content": "x"}').encode(),
+            "t is not a saved .*: message 1 is of the role",
+        ),
         (HEADER.replace("1}", '1, "num_dropped": -1}').encode(), "says that -1 of 0 messages"),
     ],
 )
