@@ -253,8 +253,8 @@ class Conversation:
             may_call: Whether a call may be run, such as by asking the user: True, or False. By default functions
                 may, and tools of MCP servers that allow names.
 
-        Raises UsageError: A tool cannot be run here, or not without may_call, or this gives no True or False;
-            else as in stream.
+        Raises UsageError: A tool cannot be run here, or not without may_call, or this gives no True or False, or a
+            function has changed this conversation; else as in stream.
         """
         if type(max_steps) is not int or max_steps < 1:
             raise UsageError(f"max_steps is {max_steps!r:.60}; wanted a whole number from 1")
@@ -265,10 +265,16 @@ class Conversation:
         for _ in range(max_steps - 1):
             if not self.calls:
                 break
+            asked = self._now
             results = [
                 runners[call.name](call) if may_call is None or is_yes(may_call(call), call.name) else REFUSED
                 for call in self.calls
             ]
+            if self._now is not asked:
+                raise UsageError(
+                    "this conversation was changed while the functions that it called ran; a function that asks "
+                    "the model needs a conversation of its own: engine.chat()"
+                )
             answer = self.give_results(results, **options).completion()
         return answer
 

@@ -348,6 +348,16 @@ def test_a_call_is_run_after_true_alone(make: Make, given: Any) -> None:
         assert not ran
 
 
+def test_a_function_that_uses_the_conversation_which_called_it_is_named_as_the_reason(make: Make) -> None:
+    def get_weather(city: str) -> str:
+        return talk.say("Is it sunny?").text
+
+    with make(CALL) as engine:
+        talk = engine.chat(tools=[get_weather])
+        with pytest.raises(UsageError, match="was changed while the functions that it called ran"):
+            talk.run("Weather?")
+
+
 def test_functions_that_give_no_result_are_refused(make: Make) -> None:
     async def get_weather(city: str) -> str:
         return "sunny"
