@@ -8,6 +8,7 @@ from edgespec.chat.attachments import brief_message
 from edgespec.chat.call_text import describe_steps
 from edgespec.chat.plain import PlainPrinter, Printer, is_plain
 from edgespec.chat.session import ChatSession
+from edgespec.chat.status import CUT
 from edgespec.system.printable import one_line, printable
 from edgespec.system.units import format_count
 
@@ -77,6 +78,6 @@ def describe_resumed(session: ChatSession) -> str:
     num, hint = format_count(len(session.conversation.messages), "message"), ""
     if rounds[-1].answer is None:
         hint = " It has no answer yet; /retry asks for one."
-    elif rounds[-1].cut_short in ("cancelled", "tool_calls"):
+    elif rounds[-1].cut_short in (*CUT, "tool_calls"):
         hint = " Its answer was cut off; /go continues it, /retry asks for a new one."
     return f"{num}; your last message: {one_line(brief_message(rounds[-1].user), 60)!r}.{hint}"

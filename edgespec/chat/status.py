@@ -8,7 +8,7 @@ from edgespec.system.printable import one_line
 from edgespec.system.units import format_count, format_speed
 
 _NOT_DRAFTING = "none"
-_CUT = ("length", "cancelled", "timeout")  # ends after which an answer can go on
+CUT = ("length", "cancelled", "timeout")  # ends after which an answer can go on
 _LOOPED = "the answer repeated itself, so it does not tell whether drafting helps"
 
 
@@ -19,7 +19,7 @@ def format_answer(
     speed = f"{format_speed(stats.decode_tokens_per_second)} tokens/s" if stats.decode_tokens_per_second else ""
     drafting = _LOOPED if has_looped else _format_drafting(stats)
     stop = format_stop(finish_reason, drops_oldest=drops_oldest)
-    return list(filter(None, [speed, drafting, f"{stop}; /go continues" if finish_reason in _CUT else stop]))
+    return list(filter(None, [speed, drafting, f"{stop}; /go continues" if finish_reason in CUT else stop]))
 
 
 def _format_drafting(stats: Stats) -> str:

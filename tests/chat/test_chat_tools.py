@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rule_chat import RuleEngine
 
-from edgespec import MemoryExhausted, ModelError, ToolCall, UsageError
+from edgespec import MemoryExhausted, Message, ModelError, ToolCall, Transcript, UsageError
 from edgespec.chat.call_text import brief_result, describe_steps, format_call
 from edgespec.chat.commands import run_command
 from edgespec.chat.loop import _follow, answer_once
@@ -186,6 +186,18 @@ def test_ctrl_c_at_the_question_keeps_what_the_model_wrote_before_the_call(make:
     assert describe_resumed(session).endswith(
         "Its answer was cut off; /go continues it, /retry asks for a new one."
     )
+
+
+@pytest.mark.parametrize(
+    ("reason", "end"),
+    [("length", "/go continues it, /retry asks for a new one."), ("loop", "'Hi'."), (None, "'Hi'.")],
+)
+def test_a_resumed_chat_names_go_where_its_answer_can_go_on(make: Make, reason: str | None, end: str) -> None:
+    session = make({})
+    cut_short = ((1, reason),) if reason else ()
+    messages = Message("user", "Hi"), Message("assistant", "Well")
+    session.conversation.restore(Transcript(messages=messages, cut_short=cut_short))
+    assert describe_resumed(session).endswith(end)
 
 
 def test_calls_that_come_back_where_another_answer_has_no_word_are_not_run(make: Make, lines: list[str]) -> None:
