@@ -57,7 +57,13 @@ _PARAMETER = re.compile(
 
 
 # Commands that are functions of Python too, and what is given to one.
-_CALLS = {"models list": "models.list", "models pull": "models.pull", "export": "models.export"}
+_CALLS = {
+    **{
+        f"models {name}": f"models.{name}"
+        for name in ("list", "pull", "prune", "remove", "rename", "show", "verify")
+    },
+    "export": "models.export",
+}
 _CALL = re.compile(
     rf"edgespec ({'|'.join(_CALLS)})(?![\w-])((?: (?:'[^']*'|[^\s'])+?)*?)( has the names.*)?(\.?)", re.S
 )
@@ -81,7 +87,7 @@ def _as_call(command: str) -> str:
         return command
     pieces = re.findall(r"(?:'[^']*'|[^\s'])+", _FLAG.sub(_as_argument, found[2]))
     plain = [piece for piece in pieces if "=" not in piece]
-    if len(plain) > 1:
+    if len(plain) > 1 + (found[1] == "models rename"):
         return command
     given = [piece if "=" in piece or piece[0] == "'" or piece.isupper() else f"'{piece}'" for piece in pieces]
     shown = given if plain or not given else ["…", *given]

@@ -11,10 +11,12 @@ import pytest
 import edgespec
 from edgespec import EdgeSpecError, load, models
 from edgespec.chat.printer import print_line
+from edgespec.cli import models as models_command
 from edgespec.cli.chat import _print_aside
 from edgespec.cli.main import main
 from edgespec.config.options import LOAD_PARAMETERS
 from edgespec.errors import PARAMETERS, in_flags, in_python
+from edgespec.system.tables import read_table
 
 HOUSE = Path(edgespec.__file__).parents[1]
 FLAG = re.compile(r"--[a-z][a-z-]*")
@@ -76,6 +78,8 @@ def test_no_message_has_a_flag_of_an_argument_in_python() -> None:
         ("fewer bits (edgespec export --precision int4)", "fewer bits (models.export(…, precision='int4'))"),
         ("run: edgespec export '/a b' --output DIR", "run: models.export('/a b', output=DIR)"),
         ("run: edgespec models pull x:w8a16 --device npu", "run: models.pull('x:w8a16', device='npu')"),
+        ("to change it: edgespec models rename a-b NAME", "to change it: models.rename('a-b', NAME)"),
+        ("edgespec models pull a b", "edgespec models pull a b"),
         ("edgespec export A --drafter B --output DIR", "edgespec export A --drafter B --output DIR"),
         ("or: edgespec preset rm mine", "or: edgespec preset rm mine"),
         ("run: edgespec pair check '/a (1)/p' --device cpu", "run: edgespec pair check '/a (1)/p' --device cpu"),
@@ -85,6 +89,14 @@ def test_no_message_has_a_flag_of_an_argument_in_python() -> None:
 def test_words_of_both(flags: str, python: str) -> None:
     assert in_python(flags) == python
     assert in_flags(python) == flags or flags == python
+
+
+def test_commands_that_are_functions_of_python_are_written_as_such() -> None:
+    names = [*read_table(models_command.__file__, "models.toml")]
+    spelled = {
+        name for name in names if in_python(f"run: edgespec models {name} NAME") == f"run: models.{name}(NAME)"
+    }
+    assert spelled == {name for name in names if hasattr(models, name)}
 
 
 def test_the_arguments_of_load_are_among_the_words() -> None:
