@@ -57,7 +57,7 @@ def check_pair(
     Raises:
         DeviceUnavailable: A device cannot be used, or a model is not in the form for it.
         VocabularyMismatch: The drafter has too few of the target's tokens.
-        ModelError: One of them is missing or invalid, or the folder holds no pair.
+        ModelError: One of them is missing or invalid, or the folder holds no pair, or a pair.json that is too new.
         UsageError: The drafter is no model, or several.
     """
     pair = read_pair(Path(target)) if drafter is None else None
@@ -65,6 +65,8 @@ def check_pair(
         raise ModelError(
             f"{target} is not a pair folder; name a drafter too, or export a pair with edgespec export --drafter"
         )
+    if pair and pair.is_later:
+        raise ModelError(f"{pair.problem}; use a newer edgespec, or delete that file to measure the pair again")
     if pair and pair.problem:
         report(f"{pair.problem}: it is written again, without earlier measurements")
     drafter = target if drafter is None else drafter

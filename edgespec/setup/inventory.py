@@ -143,7 +143,8 @@ class Inventory:
         folder = self.find(model)
         pair = read_pair(folder)
         if pair and pair.problem:
-            raise ManifestError(f"{pair.problem}; to write it again, run: edgespec pair check {quote(folder)}")
+            again = f"to write it again, run: edgespec pair check {quote(folder)}"
+            raise ManifestError(f"{pair.problem}; {'use a newer edgespec' if pair.is_later else again}")
         try:
             parts = part_folders(folder) if pair else [folder]
             found = [_verify_folder(part) for part in parts]

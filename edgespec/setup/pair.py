@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Final, Literal, cast
 
 from msgspec import Meta
 
@@ -22,6 +22,7 @@ from edgespec.system.typed_json import read_as, read_json, require_known_fields
 
 FILE_NAME = "pair.json"
 _LOCK = ".pair.lock"
+_VERSION: Final = 2
 TARGET, DRAFTER = "target", "drafter"  # the folders beside it
 _FORMS = ("cpu", "gpu", "npu")
 
@@ -86,11 +87,13 @@ class Pair:
     """A pair folder and its checks, one at most for each pair of devices.
 
     problem: Why the checks that were stored cannot be used; empty if they can.
+    is_later: A later edgespec has written them.
     """
 
     folder: Path
     checks: tuple[CheckOnDevices, ...]
     problem: str = ""
+    is_later: bool = False
 
     def check_on(self, devices: tuple[str, str], parts: tuple[Path, Path]) -> PairCheck | None:
         """The check on a pair of devices; None where there is none of the models as they are.
@@ -115,7 +118,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class _PairDocument:
-    schema_version: Literal[2]
+    schema_version: Literal[2]  # _VERSION
     checks: tuple[CheckOnDevices, ...]
 
 
@@ -132,6 +135,10 @@ def read_pair(folder: Path) -> Pair | None:
     path = folder / FILE_NAME
     try:
         stated = read_json(path)
+        version = stated.get("schema_version") if isinstance(stated, dict) else None
+        if type(version) is int and version > _VERSION:
+            problem = f"{path} has schema version {version}, and this edgespec reads {_VERSION}"
+            return Pair(folder, (), problem, is_later=True)
         document = read_as(_PairDocument, stated)
         for each, check in zip(stated["checks"], document.checks, strict=True):
             require_known_fields(each, check)
@@ -145,7 +152,7 @@ def read_pair(folder: Path) -> Pair | None:
 
 def write_pair(folder: Path, checks: Sequence[CheckOnDevices] = ()) -> None:
     """Write the checks of a pair folder; without any, its speed is unknown."""
-    document = asdict(_PairDocument(2, tuple(checks)))
+    document = asdict(_PairDocument(_VERSION, tuple(checks)))
     replace_file(folder / FILE_NAME, (json.dumps(document, indent=2) + "\n").encode(), 0o666)
 
 

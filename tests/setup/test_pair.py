@@ -180,7 +180,7 @@ def test_missing_or_damaged_pair_file_is_written_again_by_pair_check(
 ) -> None:
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
     folder = Path(shutil.copytree(pair, tmp_path / "models" / "pair"))
-    for content in (None, "{", '{"schema_version": 9}'):
+    for content in (None, "{", '{"schema_version": 1}'):
         (folder / FILE_NAME).unlink()
         if content is not None:
             (folder / FILE_NAME).write_text(content)
@@ -202,7 +202,6 @@ def test_missing_or_damaged_pair_file_is_written_again_by_pair_check(
 def test_damaged_pair_file_counts_as_no_measurement(tmp_path: Path) -> None:
     for text in (
         "{",
-        '{"schema_version": 9}',
         '{"schema_version": 1, "check": {"x": 1}}',
         "[]",
         '{"schema_version": 2, "checks": {}}',
@@ -214,6 +213,19 @@ def test_damaged_pair_file_counts_as_no_measurement(tmp_path: Path) -> None:
         assert found is not None
         assert not found.checks
         assert f"{tmp_path / FILE_NAME} cannot be used (" in found.problem
+
+
+def test_a_pair_file_of_a_later_version_is_not_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / TARGET).mkdir()
+    for path in (tmp_path / FILE_NAME, tmp_path / TARGET / "edgespec.json"):
+        path.write_text('{"schema_version": 9}')
+    for arguments in (["pair", "check"], ["models", "verify"]):
+        assert main([*arguments, str(tmp_path)]) == 3
+        out, err = capsys.readouterr()
+        assert "has schema version 9, and this edgespec reads 2; use a newer edgespec" in out + err
+    assert (tmp_path / FILE_NAME).read_text() == '{"schema_version": 9}'
 
 
 def test_pair_folder_is_a_model_to_every_command(pair: Path, tiny_model: Path) -> None:
