@@ -51,6 +51,7 @@ def _serve(options: argparse.Namespace) -> int:
     require_servable(options)
     if options.log:
         _write_messages_to(options.log)
+        options.note("log", str(options.log.absolute()))
     import asyncio
 
     from edgespec.server.answers import Services

@@ -71,6 +71,9 @@ def _watch(command: str, again: str) -> "int | WorkerDeath":
 
     restore_terminal(modes)
     death = WorkerDeath(status=code, is_out_of_memory=_num_memory_kills() > num_kills, written=_take(notes))
+    if log := death.note("log"):
+        with suppress(OSError), open(log, "ab") as file:
+            os.dup2(file.fileno(), sys.stderr.fileno())
     if death.cause:
         _print(death.message())
     if death.cause == "crash":

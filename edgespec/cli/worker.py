@@ -124,7 +124,8 @@ def run_worker() -> int:
 def prepare(options: argparse.Namespace, note: Note, again: str) -> None:
     """Give the command options.note, and make a chat that is begun once more go on where it was.
 
-    note takes "chat" once a user may type, and "transcript" with a file; again is the third line of WORKER.
+    note takes "chat" once a user may type, "transcript" with a file, and "log" with the one that messages go to;
+    again is the third line of WORKER.
     """
     with defer_signals():  # else Ctrl-C within it is reported as a broken installation
         import_module("numpy")

@@ -33,6 +33,8 @@ def work(prepare):
     prepare(options)
     options.note("chat", "begun")
     options.note("transcript", "a b")
+    if sys.argv[1:]:
+        options.note("log", sys.argv[1])
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     print(os.getpid(), flush=True)
     time.sleep(60)
@@ -161,6 +163,16 @@ def test_crash_is_seen_with_its_notes() -> None:
         os.kill(int(process.stdout.readline()), signal.SIGSEGV)
         out, _ = process.communicate(timeout=_WAIT_S)
     assert out == f"({-signal.SIGSEGV}, 'begun', 'a b')\n"
+
+
+def test_a_crash_is_told_in_the_log_that_the_worker_writes(tmp_path: Path) -> None:
+    """Where launchd has opened the one that the worker has renamed since."""
+    with started(tmp_path / "log", program=PROGRAM, home=tmp_path) as process:
+        assert process.stdout is not None
+        os.kill(int(process.stdout.readline()), signal.SIGSEGV)
+        _, err = process.communicate(timeout=_WAIT_S)
+    assert err == ""
+    assert "the worker crashed (SIGSEGV" in (tmp_path / "log").read_text()
 
 
 @pytest.mark.parametrize(
