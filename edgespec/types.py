@@ -76,6 +76,9 @@ class TokenConstraint(Protocol):
     def leaves_room(self, answer: TokenIds, token: int) -> bool:
         """True if the answer can still end within its limit after a token that may follow; way_out's can."""
 
+    def bounds_loop(self, answer: TokenIds, span_length: int) -> bool:
+        """True if an answer that repeats its last tokens, so many, has to go on, or cannot do so for ever."""
+
     def way_out(self, answer: TokenIds) -> int:
         """The next token on the shortest known way to the end of the answer."""
 

@@ -1,6 +1,6 @@
 """Tells if a text has run into a loop: its last tokens are one span, again and again. Knows nothing of text."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 SHORTEST_LOOP = 192  # tokens; fewer never count as a loop
 _LONGEST_SPAN = 256
@@ -15,6 +15,11 @@ def ends_in_loop(tokens: Sequence[int]) -> bool:
 
     Exact repetition alone counts: a list whose numbers rise, or a refrain between other verses, is no loop.
     """
+    return _loop_span(tokens) > 0
+
+
+def _loop_span(tokens: Sequence[int]) -> int:
+    """How many tokens the loop repeats that the tokens end with; 0 where they end with none."""
     for span_length in range(1, min(_LONGEST_SPAN, len(tokens) // 2) + 1):
         if tokens[-1] != tokens[-1 - span_length]:
             continue
@@ -23,24 +28,25 @@ def ends_in_loop(tokens: Sequence[int]) -> bool:
         wanted = max(num_times * span_length, num_tokens)
         tail = tokens[-wanted:]
         if len(tokens) >= wanted and tail[span_length:] == tail[:-span_length]:
-            return True
-    return False
+            return span_length
+    return 0
 
 
 class LoopWatch:
-    """Looks for a loop, now and then, in the tokens of a text that is being written."""
+    """Looks for a loop in a text that is being written, after every 64 tokens, however they come."""
 
-    def __init__(self) -> None:
+    def __init__(self, may_go_on: Callable[[list[int], int], bool] = lambda tokens, span_length: False) -> None:
+        """may_go_on: Whether a text that ends in a loop may, by its tokens and how many of them repeat."""
         self._tokens: list[int] = []
-        self._num_since = 0  # tokens since it was looked for
-        self._is_found = False
+        self._may_go_on = may_go_on
 
-    def push(self, tokens: Sequence[int]) -> bool:
-        """Take more tokens; return whether a loop was found just now."""
+    def find(self, tokens: Sequence[int]) -> int | None:
+        """Take more tokens; returns how many of them are written when a loop is found, None if none is."""
+        num_before = len(self._tokens)
         self._tokens += tokens
-        self._num_since += len(tokens)
-        if self._is_found or self._num_since < _LOOK_AFTER:
-            return False
-        self._num_since = 0
-        self._is_found = ends_in_loop(self._tokens)
-        return self._is_found
+        first = num_before - num_before % _LOOK_AFTER + _LOOK_AFTER
+        for end in range(first, len(self._tokens) + 1, _LOOK_AFTER):
+            written = self._tokens[:end]
+            if (span_length := _loop_span(written)) and not self._may_go_on(written, span_length):
+                return end - num_before
+        return None

@@ -11,6 +11,7 @@ from edgespec.decoding.decoder import Decoder, Pass
 from edgespec.decoding.greedy import BestRows, Reruns
 from edgespec.decoding.logprobs import TokenLogprob, text_logprobs
 from edgespec.decoding.pass_queue import Caller
+from edgespec.decoding.repetition import LoopWatch
 from edgespec.decoding.scheduler import Block
 from edgespec.engine.request import Request
 from edgespec.types import FinishReason, TokenIds
@@ -18,22 +19,26 @@ from edgespec.types import FinishReason, TokenIds
 
 @dataclass(slots=True)
 class TokenStop:
-    """Cuts a stream of blocks at an end token, which is not part of the answer, or after max_tokens."""
+    """Cuts a stream of blocks at an end token, which is not part of the answer, after max_tokens, or in a loop."""
 
     eos_token_ids: Collection[int]
     max_tokens: int
+    loops: LoopWatch | None = None
     num_tokens: int = 0
 
     def cut(self, tokens: TokenIds) -> tuple[TokenIds, FinishReason | None]:
         """The tokens that belong to the answer, and the finish reason if it ends here."""
         room = self.max_tokens - self.num_tokens
         kept = tokens[:room]
+        reason: FinishReason | None = "length" if len(tokens) >= room else None
         for i, token in enumerate(kept.tolist()):
             if token in self.eos_token_ids:
-                self.num_tokens += i
-                return tokens[:i], "stop"
+                kept, reason = tokens[:i], "stop"
+                break
+        if self.loops and (num := self.loops.find(kept.tolist())) is not None:
+            kept, reason = kept[:num], "loop"
         self.num_tokens += len(kept)
-        return kept, "length" if self.num_tokens >= self.max_tokens else None
+        return kept, reason
 
     def is_end(self, tokens: TokenIds, num_before: int) -> bool:
         """True if an answer that has tokens behind num_before of them ends with these."""

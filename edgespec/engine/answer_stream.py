@@ -13,7 +13,6 @@ from math import inf
 from threading import RLock
 from typing import Any, NoReturn, Protocol, TypeVar
 
-from edgespec.decoding.repetition import LoopWatch
 from edgespec.engine.answers import Chunk, Completion, cancelled_chunk, join_chunks
 from edgespec.engine.run_ahead import Made, RunAhead, Ticket
 from edgespec.system.threads import Owner, in_thread
@@ -140,7 +139,6 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
         prompt_tokens: int = 0,
         num_read: Callable[[], int] = int,
         *,
-        ends_loops: bool = False,
         schema: Any = None,
         opens_reasoning: bool = False,
     ) -> None:
@@ -151,7 +149,6 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
             on_end: Is called once, by the reader that finds the answer over.
             prompt_tokens: How many tokens the model reads before it writes.
             num_read: How many of them it has read by now.
-            ends_loops: End an answer that repeats one span of tokens over and over, with the finish reason loop.
             schema: What the answer has to match, as its caller gave it.
             opens_reasoning: Its text begins within the reasoning, without the mark that opens it.
         """
@@ -160,7 +157,6 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
         self._passes = passes
         self._reading = _Reading(passes, writer, ticket)
         self._on_end = on_end
-        self._loops = LoopWatch() if ends_loops else None
         self._is_closed = self._is_prompt_read = False
         self._collected = weakref.finalize(self, self._reading.abandon)
 
@@ -245,8 +241,6 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
         if chunk is None or chunk.finish_reason is not None:
             self._finish()
             return None if self._is_closed else chunk
-        if self._loops and self._loops.push(chunk.token_ids):
-            self._passes.cancel("loop")
         return chunk
 
     def _finish(self) -> None:

@@ -7,6 +7,7 @@ the count. Their text, and all that is made of it, is made where it is read.
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -15,7 +16,7 @@ from edgespec.decoding.decoder import Decoder
 from edgespec.decoding.greedy import PlainChoices, Reruns
 from edgespec.decoding.logprobs import TokenLogprob, logprobs_of
 from edgespec.decoding.pass_ahead import PassAhead
-from edgespec.decoding.repetition import SHORTEST_LOOP, ends_in_loop
+from edgespec.decoding.repetition import SHORTEST_LOOP, LoopWatch, ends_in_loop
 from edgespec.decoding.sampling import GumbelSampler
 from edgespec.decoding.scheduler import speculative_decode
 from edgespec.draft.acceptance_rates import AcceptanceChange
@@ -45,7 +46,7 @@ from edgespec.text.prompt_encoder import PromptEncoder
 from edgespec.text.tokenizer import TextStream
 from edgespec.tools.call_events import CallEvent, Part, TextPart, in_order
 from edgespec.tools.call_parser import CallParser
-from edgespec.types import TokenIds
+from edgespec.types import TokenIds, append
 
 # Rounds from which the thread of the passes has not learned, as the reader's thread may do it for them meanwhile.
 _MAX_UNLEARNED = 3
@@ -139,7 +140,6 @@ class Generation:
             self.drafting.pool.report_changes,
             len(request.tokens),
             num_read,
-            ends_loops=request.options.is_loop_ended,
             schema=request.options.schema,
             opens_reasoning=request.opens_reasoning,
         )
@@ -172,7 +172,8 @@ class Generation:
     ) -> Generator[AnswerPass, None, None]:
         """The passes of an answer up to its end token or the count; at the end its writer takes who drafted."""
         started, fed, caller, drafters = perf_counter(), target.num_fed, ticket.caller, self.drafting
-        token_stop, clock = TokenStop(writer.end_tokens, request.max_tokens), AnswerClock(caller)
+        loops = LoopWatch(partial(_may_repeat, request)) if request.options.is_loop_ended else None
+        token_stop, clock = TokenStop(writer.end_tokens, request.max_tokens, loops), AnswerClock(caller)
         sampler = GumbelSampler(
             request.sampling, len(request.prompt), mask=request.mask, constraint=request.constraint
         )
@@ -433,6 +434,12 @@ def split_parts(parts: Sequence[Part]) -> tuple[str, tuple[CallEvent, ...], tupl
             events.append(part)
             places.append(len(text))
     return text, tuple(events), tuple(places)
+
+
+def _may_repeat(request: Request, tokens: list[int], span_length: int) -> bool:
+    """True if what the answer has to match demands or bounds the loop that its tokens end with."""
+    constraint, answer = request.constraint, append(request.prefill, tokens)
+    return constraint is not None and constraint.bounds_loop(answer, span_length)
 
 
 def _running_ahead(

@@ -395,6 +395,9 @@ class ThinkingBudget(TokenConstraint):
             return token == int(closing[0])
         return self.inner is None or self.inner.leaves_room(answer, token)
 
+    def bounds_loop(self, answer: TokenIds, span_length: int) -> bool:
+        return self.inner is not None and self.inner.bounds_loop(answer, span_length)
+
     def way_out(self, answer: TokenIds) -> int:
         if len(closing := self.next_closing(answer)):
             return int(closing[0])

@@ -19,6 +19,7 @@ from edgespec.types import TokenConstraint, TokenIds, append
 _NONE: TokenIds = np.zeros(0, np.int32)
 # Tokens of the shortest text that are named where an answer may not have so many.
 _MOST_NAMED = 512
+_NEAR = 256  # tokens; an end that is further away is none at which a loop is cut
 
 
 class _Check(NamedTuple):
@@ -117,6 +118,18 @@ class GrammarConstraint(TokenConstraint):
             return True
         check = behind.checks[-1]
         return check.way is not None and len(check.way) <= self._limit - check.position
+
+    def bounds_loop(self, answer: TokenIds, span_length: int) -> bool:
+        before, walk = self._grammar.matcher.deep_copy(), self._walk_to(answer)
+        if walk is None:
+            return False
+        before.try_consume_tokens(answer[:-span_length].tolist())
+        way = self._grammar.closer.find(walk.matcher, _NEAR)
+        # A span before, as few tokens would not have ended an answer of which the grammar demands more.
+        if way is None or not self._grammar.closer.leads_to_end(before, way):
+            return True
+        again = np.resize(answer[-span_length:], max(self._limit - len(answer), 0)).tolist()
+        return bool(walk.matcher.deep_copy().try_consume_tokens(again) < len(again))
 
     def way_out(self, answer: TokenIds) -> int:
         walk = self._checked_walk(answer)

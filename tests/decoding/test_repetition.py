@@ -31,13 +31,22 @@ SENTENCE = "The sky is blue because the air scatters short waves of light more t
 PARAGRAPH = " ".join(f"word{i} and" for i in range(60)) + ".\n\n"
 
 
-def test_a_watch_finds_a_loop_once_and_soon() -> None:
-    watch, tokens = LoopWatch(), ids(SENTENCE * 30)
-    found = [at for at in range(0, len(tokens), 5) if watch.push(tokens[at : at + 5])]
-    assert len(found) == 1
-    assert not ends_in_loop(tokens[: found[0] - 64])
+def test_a_watch_finds_a_loop_soon_and_at_one_place_however_the_tokens_come() -> None:
+    tokens = ids(SENTENCE * 30)
+    founds = set()
+    for width in (1, 5, 7, 64, 200, len(tokens)):
+        watch = LoopWatch()
+        ends = (
+            num and at + num
+            for at in range(0, len(tokens), width)
+            for num in [watch.find(tokens[at : at + width])]
+        )
+        founds.add(next(filter(None, ends)))
+    (found,) = founds
+    assert ends_in_loop(tokens[:found])
+    assert not ends_in_loop(tokens[: found - 64])
     watch = LoopWatch()
-    assert not any(watch.push([token]) for token in range(1000))
+    assert not any(watch.find([token]) for token in range(1000))
 
 
 @pytest.mark.parametrize(

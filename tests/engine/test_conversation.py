@@ -496,6 +496,21 @@ def test_an_answer_that_nothing_bounds_ends_where_it_repeats_itself(tiny_model: 
         assert engine.generate("go", max_tokens=600, ends_loops=True).finish_reason == "loop"
 
 
+def test_a_loop_ends_at_one_place_with_any_drafter_and_not_where_a_schema_demands_it(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.decoding.repetition._LIMITS", ((1, 8, 96),))
+    zeros = {"type": "array", "items": {"enum": [0]}, "minItems": 150, "maxItems": 150}
+    lengths = set()
+    for drafter in ("none", "suffix"):
+        with load(tiny_model, drafter=drafter, draft_length=4) as engine:
+            looped = engine.generate("the", logit_bias={5: 100})
+            assert looped.finish_reason == "loop"
+            lengths.add(len(looped.token_ids))
+            assert engine.generate("the", schema=zeros).parse() == [0] * 150
+    assert lengths == {128}
+
+
 def test_the_sampling_is_the_models_unless_stated_and_goes_with_the_conversation(tmp_path: Path) -> None:
     engine: Any = LoopEngine()
     assert Conversation(engine).sampling == LoopEngine.model_sampling

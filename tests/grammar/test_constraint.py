@@ -456,6 +456,26 @@ def test_one_grammar_is_compiled_at_a_time(compiler: GrammarCompiler, monkeypatc
     assert most == 1
 
 
+@pytest.mark.parametrize(
+    ("bounds", "num_items", "is_bound"),
+    [
+        ({}, 100, False),
+        ({"minItems": 105}, 100, True),
+        ({"minItems": 400}, 100, True),
+        ({"minItems": 90}, 100, False),
+        ({"maxItems": 150}, 100, True),
+        ({"maxItems": 5000}, 100, False),  # more than there is room for
+    ],
+)
+def test_a_list_repeats_itself_as_long_as_its_schema_says(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, bounds: dict[str, int], num_items: int, is_bound: bool
+) -> None:
+    constraint = constraint_of(compiler, schema({"type": "array", "items": {"enum": [7]}, **bounds}), 1000)
+    span = tokenizer.encode("7,", is_behind_text=True)
+    answer = np.concatenate([tokenizer.encode("[", is_behind_text=True), *[span] * num_items])
+    assert constraint.bounds_loop(answer, len(span)) is is_bound
+
+
 def test_a_text_that_is_forced_and_too_long_is_refused(compiler: GrammarCompiler) -> None:
     for expression in ("x{2000}", "((x{10}){20}){10}y"):
         with pytest.raises(FormatError, match="more than 512"):

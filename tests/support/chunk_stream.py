@@ -3,6 +3,7 @@
 from collections.abc import Generator
 from dataclasses import replace
 
+from edgespec.decoding.repetition import LoopWatch
 from edgespec.engine.answer_stream import AnswerStream
 from edgespec.engine.answers import Chunk, Stats
 from edgespec.engine.run_ahead import RequestQueue, RunAhead, Ticket
@@ -34,6 +35,14 @@ def stream_of(
 ) -> AnswerStream:
     """A stream of chunks, each of which is made when it is asked for."""
     ticket = ticket or Ticket()
-    passes = RunAhead(chunks, RequestQueue(), ticket, max_ahead=0)
-    options = {"ends_loops": ends_loops, "opens_reasoning": opens_reasoning}
-    return AnswerStream(passes, _Given(stats), ticket, **options)
+    passes = RunAhead(_until_loop(chunks) if ends_loops else chunks, RequestQueue(), ticket, max_ahead=0)
+    return AnswerStream(passes, _Given(stats), ticket, opens_reasoning=opens_reasoning)
+
+
+def _until_loop(chunks: Generator[Chunk, None, None]) -> Generator[Chunk, None, None]:
+    watch = LoopWatch()
+    for chunk in chunks:
+        if watch.find(chunk.token_ids) is not None:
+            yield replace(chunk, finish_reason="loop")
+            return
+        yield chunk
