@@ -401,6 +401,7 @@ class Conversation:
         """Take what was read of an answer that its reader let go; raises UsageError: one is being read."""
         reply = self._reply()
         if reply is not None and not reply.is_over:
+            del reply  # a debugger or a notebook keeps the error, and its traceback this frame
             raise UsageError(
                 "this conversation is being answered; read that answer to its end or close it, and ask again then"
             )

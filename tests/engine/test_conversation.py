@@ -215,10 +215,11 @@ def test_a_message_is_put_back_behind_an_answer_alone_that_nobody_reads() -> Non
     assert removed is not None
     reply = conversation.stream("two three")
     next(reply)
-    with pytest.raises(UsageError, match="is being answered"):
+    with pytest.raises(UsageError, match="is being answered") as kept:  # as a notebook keeps the last error
         conversation.redo(removed)
     del reply
     conversation.redo(removed)
+    assert kept.tb is not None
     assert contents(conversation.messages) == ["two three", "0: ", "one", "0: one"]
 
 
