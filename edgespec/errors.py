@@ -135,6 +135,9 @@ class EdgeSpecError(Exception):
         # Half of a surrogate pair in a name could not be printed.
         return in_python(super().__str__()).encode("utf-8", "backslashreplace").decode()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
     def __reduce__(self) -> tuple[object, ...]:
         # Without __init__, which may take more than the message: another process can be sent any error.
         return Exception.__new__, (type(self), *self.args), vars(self)

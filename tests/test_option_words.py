@@ -88,6 +88,7 @@ def test_no_message_has_a_flag_of_an_argument_in_python() -> None:
 )
 def test_words_of_both(flags: str, python: str) -> None:
     assert in_python(flags) == python
+    assert repr(EdgeSpecError(flags)) == f"EdgeSpecError({python!r})"  # as asyncio and logs show it
     assert in_flags(python) == flags or flags == python
 
 
