@@ -134,12 +134,10 @@ class MeasuredPlacements:
         if not self.target.manifest.is_ours:
             return
         known, machine = known_stats(self.target), placement.machine
-        earlier = known.profiles.get(machine)
-        merged = replace(profile, drafters={**(earlier.drafters if earlier else {}), **profile.drafters})
         lanes = [placement.drafter_key(drafter.manifest.name) for drafter in measured]
         drafts = {lane: astuple(profile.draft_costs(lane)) for lane in lanes}
         ratios = profile.costs().ratios if is_new else None
-        write_learned_stats(self.target.folder, known.with_profile(machine, merged, drafts, ratios), report)
+        write_learned_stats(self.target.folder, known.with_profile(machine, profile, drafts, ratios), report)
 
 
 def choose_schedule(

@@ -200,8 +200,12 @@ class LearnedStats:
     ) -> "LearnedStats":
         """These stats with a machine's profile and its drafts; without ratios or contention those known stay.
 
+        So do the drafters of the profile that is known: another session may have measured them.
+
         spreads: Those of the ratios; none for ratios that were measured just once.
         """
+        if machine in self.profiles:
+            profile = replace(profile, drafters={**self.profiles[machine].drafters, **profile.drafters})
         return replace(
             self,
             ratios={**self.ratios, **({machine: ratios} if ratios else {})},

@@ -13,7 +13,7 @@ from table_decoder import TableDecoder
 from edgespec.decoding.decoder import Cache
 from edgespec.setup import measure
 from edgespec.setup.measure import complete_profile, measure_contention, profile_drafter, profile_target
-from edgespec.setup.profile import DrafterProfile, Profile
+from edgespec.setup.profile import DrafterProfile, LearnedStats, Profile
 from edgespec.simulation.synthetic import HeldTokens
 from edgespec.types import Logits, TokenIds
 
@@ -136,6 +136,11 @@ def test_passes_between_and_beyond_what_was_measured_lie_on_a_line() -> None:
 def test_draft_costs_are_in_steps_of_the_target() -> None:
     costs = PROFILE.draft_costs("d")
     assert (costs.step, costs.row) == pytest.approx((0.2, 0.05))
+
+
+def test_a_session_that_ends_later_keeps_the_drafters_that_another_has_measured() -> None:
+    stats = LearnedStats().with_profile("machine", PROFILE, {}, None)
+    assert stats.with_profile("machine", replace(PROFILE, drafters={}), {}, None).profiles["machine"] == PROFILE
 
 
 def test_what_is_written_as_json_is_read_again() -> None:
