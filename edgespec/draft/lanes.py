@@ -7,7 +7,7 @@ if it can be interrupted. Knows nothing of drafts.
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from threading import Condition, RLock, Thread
+from threading import Condition, RLock, Thread, current_thread
 from time import monotonic, perf_counter, sleep
 from typing import Any, NamedTuple, Protocol
 
@@ -202,7 +202,7 @@ class ThreadLane(_JobLane):
             _join(worker)  # a thread that hangs is left running: it holds nothing that others wait for
 
     def _work(self) -> None:
-        worker, last = self._worker, None
+        worker, last = current_thread(), None  # stop() may have come before this line
         while True:
             with self._lock:
                 while self._worker is worker and self._run is last:

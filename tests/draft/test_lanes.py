@@ -85,6 +85,22 @@ def test_a_job_is_cancelled_within_a_step_and_its_worker_goes() -> None:
     wait_for_threads_since(before)
 
 
+def test_a_thread_that_begins_once_its_lane_is_stopped_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.draft.lanes._JOIN_S", 0.0)  # otherwise stop() waits for the thread
+    is_stopped = Event()
+
+    class Late(ThreadLane):
+        def _work(self) -> None:
+            is_stopped.wait()
+            super()._work()
+
+    lane, before = Late("drafter"), set(threading.enumerate())
+    lane.start(Job(counting(1)))
+    lane.stop()
+    is_stopped.set()
+    wait_for_threads_since(before)
+
+
 @pytest.mark.parametrize("is_cancelled", [False, True])
 def test_an_error_is_raised_unless_its_job_is_cancelled(is_cancelled: bool) -> None:
     lane, go = ThreadLane("drafter"), Event()
