@@ -186,8 +186,8 @@ class PassCosts:
 
     def _started(self) -> PassEstimate:
         if self.estimate is None:
-            first = self._run_width(2)  # where that is 1 it was not measured by itself
-            measured = [width for width in self.ratios if width == 1 or width >= first]
+            widest_step = self.widths[0] if self.widths else 1  # whose ratio is 1, and was not measured
+            measured = [width for width in self.ratios if width > widest_step]
             spreads = starting_spreads(self.spreads, measured)
             self.estimate = PassEstimate(self._ratios(NUM_WIDTHS), spreads)
             if self.step_s is not None:

@@ -137,10 +137,10 @@ def starting_spreads(known: Mapping[int, float], measured: Sequence[int]) -> lis
 
     Args:
         known: Spreads that were stored, by width.
-        measured: Widths that were measured at least once.
+        measured: Widths of more than a step that were measured at least once.
     """
     if not known:
-        known = {width: MEASURED for width in measured if width > 1}
+        known = dict.fromkeys(measured, MEASURED)
     if not known:
         return [0.0] + [UNMEASURED] * (NUM_WIDTHS - 1)
     widths = sorted(known)

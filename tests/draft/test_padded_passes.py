@@ -76,6 +76,10 @@ def test_no_passes_make_two_widths_differ(
         assert abs(again.ratio(width) - costs.ratio(width)) < 1e-9 * costs.ratio(width)
 
 
+def test_ratios_are_as_unsure_as_elsewhere_where_none_was_measured() -> None:
+    assert PassCosts(widths=EVEN_WIDTHS).spread(4) == PassCosts().spread(4)
+
+
 @settings(max_examples=40)
 @given(seen=SEEN)
 def test_a_pass_of_either_width_teaches_the_same(seen: list[tuple[int, float]]) -> None:
