@@ -14,6 +14,7 @@ from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.repetition import LoopWatch
 from edgespec.decoding.scheduler import Block
 from edgespec.engine.request import Request
+from edgespec.tools.text_reader import num_begun
 from edgespec.types import FinishReason, TokenIds
 
 
@@ -71,7 +72,7 @@ class TextStop:
             shown, self._num_cut, self._held = self._held[: min(found)], len(self._held) - min(found), ""
             self.is_cut = True
             return shown, True
-        cut = len(self._held) - self._num_undecided()
+        cut = len(self._held) - num_begun(self._held, self._strings)
         shown, self._held = self._held[:cut], self._held[cut:]
         return shown, False
 
@@ -79,14 +80,6 @@ class TextStop:
         """The text that was held back, when no more comes."""
         shown, self._held = self._held, ""
         return shown
-
-    def _num_undecided(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
-        longest = max(map(len, self._strings)) - 1
-        for size in range(min(longest, len(self._held)), 0, -1):
-            if any(string.startswith(self._held[-size:]) for string in self._strings):
-                return size
-        return 0
 
 
 class AnswerPass(NamedTuple):

@@ -20,6 +20,7 @@ from edgespec.grammar.python_type import read_value
 from edgespec.setup.usage import Usage
 from edgespec.system.units import format_speed
 from edgespec.tools.call_events import CallEvent, join_calls
+from edgespec.tools.text_reader import num_begun
 from edgespec.tools.tool import ToolCall
 from edgespec.types import FinishReason, TokenIds
 
@@ -372,7 +373,6 @@ class AnswerFrame:
         if mark:
             self._closing, self._skips_space = "", True
             return before.rstrip() + self._within(rest)
-        num_begun = next(n for n in range(len(self._closing) - 1, -1, -1) if text.endswith(self._closing[:n]))
-        shown = text[: len(text) - num_begun].rstrip()
+        shown = text[: len(text) - num_begun(text, [self._closing])].rstrip()
         self._held = text[len(shown) :]
         return shown

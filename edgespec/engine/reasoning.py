@@ -20,6 +20,7 @@ from edgespec.manifest import Manifest
 from edgespec.text.prompt_encoder import Prompt, PromptEncoder
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.tools import channels
+from edgespec.tools.text_reader import num_begun
 from edgespec.tools.tool import ToolUse, demands_call
 from edgespec.types import TokenConstraint, TokenIds, append
 
@@ -142,8 +143,7 @@ class ReasoningGate:
         if mark:
             self.is_over = True
             return self._take(len(before + mark)), self._take(len(self._held))
-        num_begun = next(n for n in range(len(CLOSE) - 1, -1, -1) if self._held.endswith(CLOSE[:n]))
-        return self._take(len(self._held) - num_begun), ""
+        return self._take(len(self._held) - num_begun(self._held, [CLOSE])), ""
 
     def end(self) -> tuple[str, str]:
         """The text that was held back, as push gives it."""

@@ -11,7 +11,7 @@ from contextlib import suppress
 from edgespec.tools.call_body import CallBodyReader, NoCall
 from edgespec.tools.call_events import CallOutput, Part, StopSearch
 from edgespec.tools.formats import CallFormat
-from edgespec.tools.text_reader import EndOfText, Reading, TextReader
+from edgespec.tools.text_reader import EndOfText, Reading, TextReader, num_begun
 from edgespec.tools.tool import Tool
 
 _MOST_SKIPPED = 200  # characters between a call and the end of its frame
@@ -112,8 +112,8 @@ class CallParser:
                     return self._frames[found[0]]
                 self.output.add_noise(found[0])
                 continue
-            num_begun = 0 if reader.is_over else reader.num_begun(self._literals)
-            end = len(reader.text) - num_begun
+            num_held = 0 if reader.is_over else num_begun(reader.text, self._literals, reader.at)
+            end = len(reader.text) - num_held
             self.output.add_text(reader.text[reader.at : end])
             reader.at = end
             if reader.is_over:

@@ -5,7 +5,7 @@ Methods that may have to wait are generators: they yield where more text is need
 
 import json
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from math import inf
 from typing import TypeVar
 
@@ -16,6 +16,15 @@ _ESCAPED = '"\\/bfnrt'
 _SCALAR = re.compile(r"true|false|null|-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _BEGUN = re.compile(r"-?(0|[1-9]\d*)?(\.\d*)?([eE][+-]?\d*)?")
 _CLOSE = {"{": "}", "[": "]"}
+
+
+def num_begun(text: str, marks: Sequence[str], start: int = 0) -> int:
+    """Length of the longest end of a text, from start on, that begins one of several marks and is no whole one."""
+    longest = max(map(len, marks), default=1) - 1
+    for size in range(min(longest, len(text) - start), 0, -1):
+        if any(len(mark) > size and mark.startswith(text[-size:]) for mark in marks):
+            return size
+    return 0
 
 
 class EndOfText(Exception):
@@ -86,7 +95,8 @@ class TextReader:
         """
         while True:
             found = self.text.find(literal, self.at)
-            end = found if found >= 0 else len(self.text) - (0 if self.is_over else self.num_begun([literal]))
+            num_held = 0 if self.is_over else num_begun(self.text, [literal], self.at)
+            end = found if found >= 0 else len(self.text) - num_held
             if end > self.at:
                 on_text(self.text[self.at : end])
             self.at = end
@@ -96,15 +106,6 @@ class TextReader:
             if self.is_over:
                 raise EndOfText
             yield
-
-    def num_begun(self, literals: list[str]) -> int:
-        """Length of the longest end of the text that begins one of several texts."""
-        longest = max(map(len, literals), default=1) - 1
-        for size in range(min(longest, len(self.text) - self.at), 0, -1):
-            end = self.text[-size:]
-            if any(len(literal) > size and literal.startswith(end) for literal in literals):
-                return size
-        return 0
 
 
 class JsonScanner:
