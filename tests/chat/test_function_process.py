@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from until import until
 
 from edgespec import ToolCall, ToolProcess, UsageError
 from edgespec.chat.tool_box import open_functions
@@ -207,10 +208,7 @@ def test_a_call_that_hangs_is_ended_with_its_children(path: Path, tmp_path: Path
     threading.Thread(target=end_once_it_hangs).start()
     assert process.run(call("hang")).text == "error: hang was ended, or has ended its process"
     child = int(pid_file.read_text())
-    deadline = time.monotonic() + 60
-    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
     assert process.run(call("later")).text == "done"
     process.close()
 

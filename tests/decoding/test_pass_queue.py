@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from threading import Event, Thread
-from time import monotonic, sleep
+from time import sleep
 
 import pytest
+from until import SOON_S, until
 
 from edgespec.decoding.pass_queue import ALONE, MAX_JOINED_ROWS, Beside, Caller, PassQueue
 from edgespec.errors import Cancelled
-
-SOON_S = 60.0  # on a busy machine
 
 
 class Joining:
@@ -30,13 +29,6 @@ class Joining:
         if self.bad in parts and self.bad:
             raise RuntimeError("together they fail")
         return [ValueError(part) if part.startswith("refused") else part.upper() for part in parts]
-
-
-def until(is_true: Callable[[], bool]) -> None:
-    deadline = monotonic() + SOON_S
-    while not is_true():
-        assert monotonic() < deadline, "it never came true"
-        sleep(0.001)
 
 
 class Blocked:

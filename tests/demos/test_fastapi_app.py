@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 from typing import Any
 
 import httpx2
@@ -16,11 +16,11 @@ import pytest
 import tiny
 import uvicorn
 from fastapi_app import make_app
-from stuck import StuckDecoder, engine_of
+from stuck import StuckDecoder, StuckLater, engine_of
 from table_decoder import TableDecoder
+from until import until
 
 from edgespec import Engine, load
-from edgespec.types import Logits, TokenIds
 
 DEMOS = Path(__file__).parents[2] / "demos"
 QUESTION = [{"role": "user", "content": "the in the"}]
@@ -35,7 +35,7 @@ def serving(engine: Engine) -> Iterator[httpx2.Client]:
     thread = Thread(target=server.run, name="app")
     thread.start()
     try:
-        wait_until(lambda: server.started)
+        until(lambda: server.started)
         port = server.servers[0].sockets[0].getsockname()[1]
         with httpx2.Client(base_url=f"http://127.0.0.1:{port}", verify=False, timeout=WAIT_S) as client:
             yield client
@@ -43,15 +43,6 @@ def serving(engine: Engine) -> Iterator[httpx2.Client]:
         server.should_exit = True
         thread.join(WAIT_S)
     assert not thread.is_alive()
-
-
-def wait_until(holds: Any) -> None:
-    pause = Event()
-    for _ in range(int(WAIT_S / 0.01)):
-        if holds():
-            return
-        pause.wait(0.01)
-    raise AssertionError("it never came to hold")
 
 
 def table() -> TableDecoder:
@@ -107,18 +98,6 @@ def test_an_answer_ends_when_its_client_leaves_before_the_first_word(tiny_model:
         assert decoder.is_interrupted.wait(WAIT_S)
 
 
-class StuckLater(StuckDecoder):
-    """A few passes end by themselves."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.num_left = table(), 3
-
-    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        self.num_left -= 1
-        return self.table.logits(tokens, num_last) if self.num_left >= 0 else super().logits(tokens, num_last)
-
-
 def test_an_answer_ends_when_its_client_leaves_it(tiny_model: Path) -> None:
     decoder = StuckLater()
     engine = engine_of(tiny_model, decoder)
@@ -129,7 +108,7 @@ def test_an_answer_ends_when_its_client_leaves_it(tiny_model: Path) -> None:
             assert decoder.has_begun.wait(WAIT_S)
             assert not decoder.is_interrupted.is_set()
         assert decoder.is_interrupted.wait(WAIT_S)
-        wait_until(lambda: not engine._caches.queue._holders)
+        until(lambda: not engine._caches.queue._holders)
 
 
 def test_the_end_of_the_server_ends_answers(tiny_model: Path) -> None:

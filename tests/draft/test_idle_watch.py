@@ -2,15 +2,15 @@
 
 import gc
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
-from time import monotonic, sleep
+from time import monotonic
 
 import numpy as np
 import pytest
 from fake_nvml import Gpu, opened
 from imitated_machine import MIB, PLENTY, ROOMY, VOCAB, Machine, target
+from until import until
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Plain, speculative_decode
@@ -30,13 +30,6 @@ SAMPLER = GumbelSampler(SamplingParams(temperature=0.8, seed=4), len(PROMPT))
 
 def idle_threads() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name == "edgespec memory"]
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    end = monotonic() + 60
-    while not holds():
-        assert monotonic() < end, "it never came"
-        sleep(0.005)
 
 
 def started(machine: Machine) -> DrafterPool:
@@ -187,7 +180,7 @@ def test_a_thread_looks_until_the_pool_is_closed() -> None:
     assert idle_threads()[0].daemon
     machine.free_bytes = 0
     machine.clock.sleep(3.0)
-    wait_until(lambda: not pool.has_models)
+    until(lambda: not pool.has_models)
     pool.close()
     assert idle_threads() == []
 
@@ -199,7 +192,7 @@ def test_a_pool_that_nobody_holds_leaves_no_thread_and_no_model() -> None:
     assert machine.alive == 1
     del pool
     gc.collect()
-    wait_until(lambda: not idle_threads())
+    until(lambda: not idle_threads())
     assert machine.alive == 0
 
 

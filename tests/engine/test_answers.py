@@ -23,6 +23,7 @@ import tiny
 from double import Double
 from table_decoder import TableDecoder
 from threads_left import wait_for_threads_since
+from until import SOON_S, until
 
 from edgespec import AnswerStream, Chunk, Completion, Engine, Reply, SamplingParams
 from edgespec.draft.drafter_sets import Candidate, OpenModel, drafter_sets
@@ -43,7 +44,6 @@ from edgespec.types import Logits, TokenIds
 
 HOT = SamplingParams(temperature=1.0, seed=3)
 PROMPT = "the in the an"
-SOON_S = 60.0  # on a busy machine
 LONGEST_S = 2 * SOON_S  # of a pass that nobody ends
 
 
@@ -112,10 +112,7 @@ def stuck(request: pytest.FixtureRequest) -> StuckDecoder:
 def no_thread_stays() -> Iterator[None]:
     before = num_threads()
     yield
-    deadline = monotonic() + SOON_S
-    while num_threads() > before and monotonic() < deadline:
-        sleep(0.001)  # one that was told to go
-    assert num_threads() <= before
+    until(lambda: num_threads() <= before)  # one that was told to go is gone
 
 
 def when_stuck(decoder: StuckDecoder, act: Callable[[], object]) -> None:

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
@@ -15,6 +15,7 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 from table_decoder import TableDecoder
+from until import SOON_S, until
 
 from edgespec import AnswerStream, Chunk, Engine, SamplingParams
 from edgespec.draft.answer_cache import AnswerCache
@@ -31,7 +32,6 @@ from edgespec.types import Logits, TokenIds
 
 HOT = SamplingParams(temperature=1.0, seed=3)
 PROMPT = "the in the an"
-SOON_S = 60.0  # on a busy machine
 
 
 class Passes(Iterator[int]):
@@ -95,13 +95,6 @@ class Reader(Iterator[int]):
 
     def close(self) -> None:
         assert self.ahead.end(SOON_S)
-
-
-def until(is_true: Callable[[], bool]) -> None:
-    deadline = monotonic() + SOON_S
-    while not is_true():
-        assert monotonic() < deadline, "it never came true"
-        sleep(0.001)
 
 
 @given(num=st.integers(0, 12), max_ahead=st.integers(0, 5), pauses=st.sets(st.integers(0, 12)))

@@ -1,6 +1,5 @@
 """Heads that draft a block, and heads of steps, in their gpu form on WebGPU beside forward passes in numpy."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +14,7 @@ from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.heads import open_head
 from edgespec.types import append
 
-pytestmark = [
-    pytest.mark.webgpu,
-    pytest.mark.skipif(
-        not os.environ.get("EDGESPEC_TEST_WEBGPU"), reason="needs a GPU, or one in software: make test-webgpu"
-    ),
-]
+pytestmark = pytest.mark.webgpu
 TARGET = tiny.random_weights(seed=3, tied=False)
 LARGEST_ERRORS = {"fp32": 1e-3, "fp16": 0.2}
 

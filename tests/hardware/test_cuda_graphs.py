@@ -3,18 +3,17 @@
 import gc
 import logging
 import re
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain, count, repeat
 from pathlib import Path
 from threading import Event, Thread, Timer, current_thread
 from threading import enumerate as enumerate_threads
-from time import sleep
 
 import numpy as np
 import pytest
 from fake_cuda import ARENA, FakeGpu, _Session, _Value
+from until import until
 
 from edgespec import SamplingParams, load
 from edgespec.decoding.decoder import BEST, Pass, Rows
@@ -445,13 +444,6 @@ def test_a_recording_has_its_turn_among_passes_that_overlap_and_makes_none_wait_
         thread = Thread(target=enter, args=(name, hold))
         thread.start()
         return thread, hold
-
-    def until(condition: Callable[[], bool]) -> None:
-        for _ in range(6000):
-            if condition():
-                return
-            sleep(0.01)
-        raise AssertionError(entered)
 
     first = begin("pass")
     until(lambda: entered == ["pass"])

@@ -1,6 +1,5 @@
 """Families with other layers than attention and one MLP, on the WebGPU provider: a GPU, or one in software."""
 
-import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -16,12 +15,7 @@ from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.node_placement import find_strays, read_node_placement
 from edgespec.runtimes.onnx import OnnxDecoder
 
-pytestmark = [
-    pytest.mark.webgpu,
-    pytest.mark.skipif(
-        not os.environ.get("EDGESPEC_TEST_WEBGPU"), reason="needs a GPU, or one in software: make test-webgpu"
-    ),
-]
+pytestmark = pytest.mark.webgpu
 TOKENS = np.random.default_rng(3).integers(0, tiny.VOCAB, 80).astype(np.int32)
 
 

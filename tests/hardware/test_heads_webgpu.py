@@ -1,6 +1,5 @@
 """A drafting head and its target on different devices: hidden states cross through the host's memory."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,7 @@ from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.tree import OnnxTreeDecoder
 from edgespec.types import TokenIds, append
 
-pytestmark = [
-    pytest.mark.webgpu,
-    pytest.mark.skipif(
-        not os.environ.get("EDGESPEC_TEST_WEBGPU"), reason="needs a GPU, or one in software: make test-webgpu"
-    ),
-]
+pytestmark = pytest.mark.webgpu
 WEIGHTS, TARGET = tiny_heads.recurrent_weights(1), tiny.random_weights()
 LARGEST_ERROR = 2e-3
 

@@ -17,12 +17,7 @@ from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.probe import probe_device
 from edgespec.setup.home import ModelHome
 
-pytestmark = [
-    pytest.mark.webgpu,
-    pytest.mark.skipif(
-        not os.environ.get("EDGESPEC_TEST_WEBGPU"), reason="needs a GPU, or one in software: make test-webgpu"
-    ),
-]
+pytestmark = pytest.mark.webgpu
 
 
 @pytest.fixture(autouse=True)

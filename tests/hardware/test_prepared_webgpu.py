@@ -14,12 +14,7 @@ from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.driver_check import lacks_half_floats
 
-pytestmark = [
-    pytest.mark.webgpu,
-    pytest.mark.skipif(
-        not os.environ.get("EDGESPEC_TEST_WEBGPU"), reason="needs a GPU, or one in software: make test-webgpu"
-    ),
-]
+pytestmark = pytest.mark.webgpu
 
 
 @pytest.fixture(scope="module")

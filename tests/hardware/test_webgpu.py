@@ -34,12 +34,7 @@ from edgespec.runtimes.passes import Passes
 from edgespec.runtimes.tree import OnnxTreeDecoder
 from edgespec.types import Logits, TokenIds, append
 
-pytestmark = [
-    pytest.mark.webgpu,
-    pytest.mark.skipif(
-        not os.environ.get("EDGESPEC_TEST_WEBGPU"), reason="needs a GPU, or one in software: make test-webgpu"
-    ),
-]
+pytestmark = pytest.mark.webgpu
 SAMPLED = SamplingParams(temperature=0.8, top_k=40, seed=3)
 # Activations are in single precision, in half precision, and on the CPU in 8 bits beside weights in 4.
 LARGEST_ERRORS = {"fp32": 1e-3, "fp16": 0.2, "int4": 0.2}

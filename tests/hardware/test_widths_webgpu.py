@@ -1,6 +1,5 @@
 """Passes that are padded to few widths on the WebGPU provider; a GPU in software pads nothing by itself."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +18,7 @@ from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.pass_shapes import PassShapes
 from edgespec.types import TokenIds
 
-pytestmark = [
-    pytest.mark.webgpu,
-    pytest.mark.skipif(
-        not os.environ.get("EDGESPEC_TEST_WEBGPU"), reason="needs a GPU, or one in software: make test-webgpu"
-    ),
-]
+pytestmark = pytest.mark.webgpu
 SHAPES = PassShapes((4, 8), (16,))
 NUM_DIFFERENT = tiny.VOCAB // 2  # each token has another one that is always as likely
 

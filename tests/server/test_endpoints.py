@@ -14,6 +14,7 @@ from unittest.mock import create_autospec
 import numpy as np
 import pytest
 from served import Served, home_with, serving, table_engine
+from until import until
 
 from edgespec import Drafting, Engine, SamplingParams, mean_nll
 from edgespec.server.answer_parts import TextPlaces, TokenWords
@@ -525,7 +526,7 @@ def test_answers_at_once_are_each_its_own_also_beside_clients_that_leave(served:
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(ask, range(24)))
-    served.wait_until(lambda: served.services.admission.num_taken == 0)
+    until(lambda: served.services.admission.num_taken == 0)
 
 
 def test_a_model_of_the_home_is_not_served_under_two_names(tiny_model: Path, tmp_path: Path) -> None:

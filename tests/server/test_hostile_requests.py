@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 from served import Served, home_with, serving, table_engine
+from until import until
 
 from edgespec import Engine
 from edgespec.errors import FormatError, IntegrityError
@@ -68,7 +69,7 @@ def answer_beside(served: Served, path: str, document: dict[str, Any] | bytes) -
         finally:
             is_over.set()
         assert max(watch.result() for watch in watches) < LONGEST_S
-    served.wait_until(lambda: served.services.admission.num_taken == 0)
+    until(lambda: served.services.admission.num_taken == 0)
     return answer
 
 
@@ -172,12 +173,12 @@ def test_bodies_have_a_bound_together(tiny_model: Path, tmp_path: Path) -> None:
         with served.raw() as slow:
             head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             slow.sendall(f"{head}Content-Length: {len(body) + 1}\r\n\r\n{body}".encode())
-            served.wait_until(lambda: served.services.bodies._num_bytes > 2000)
+            until(lambda: served.services.bodies._num_bytes > 2000)
             refused = served.client.post(CHAT, content=body, headers={"Content-Type": "application/json"})
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
             assert int(refused.headers["Retry-After"]) >= 1
             assert served.post(CHAT, HI).status_code == 200
-        served.wait_until(lambda: served.services.bodies._num_bytes == 0)
+        until(lambda: served.services.bodies._num_bytes == 0)
         assert served.client.post(CHAT, content=body, headers={"Content-Type": "application/json"}).is_success
 
 
@@ -203,11 +204,11 @@ def test_a_client_that_leaves_gives_its_place_back_when_its_work_ends(
         try:
             with pytest.raises(httpx2.ReadTimeout):
                 served.post(CHAT, HI, timeout=0.2)
-            served.wait_until(lambda: "client gone" in caplog.text)
+            until(lambda: "client gone" in caplog.text)
             assert served.services.admission.num_taken == 1
         finally:
             may_end.set()
-        served.wait_until(lambda: served.services.admission.num_taken == 0)
+        until(lambda: served.services.admission.num_taken == 0)
         assert served.post(CHAT, HI).status_code == 200
 
 
@@ -229,9 +230,9 @@ def test_a_failure_that_no_client_waits_for_is_not_logged(
         with served.raw() as connection:
             connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             assert has_begun.wait(60)
-        served.wait_until(lambda: "client gone" in caplog.text)
+        until(lambda: "client gone" in caplog.text)
         may_end.set()
-        served.wait_until(lambda: served.services.admission.num_taken == 0)
+        until(lambda: served.services.admission.num_taken == 0)
         gc.collect()
         assert "what the client sent" not in caplog.text
         assert "Traceback" not in caplog.text

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 import tiny
 from embedding_models import write_folder
-from scripted import scripted_engine
+from scripted import THINKING_TEMPLATE, scripted_engine
 from served import WAIT_S, Served, home_with, serving, table_engine
 from table_decoder import TableDecoder
+from until import until
 
 from edgespec import Engine, Inventory, SamplingParams, load
 from edgespec.decoding.decoder import Pass, Rows
@@ -38,12 +39,6 @@ TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z")  # clients demand the
 HI = [{"role": "user", "content": "in the an"}]
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}]  # fmt: skip
-THINKING = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n"
-    "{% else %}<think>\n{% endif %}{% endif %}"
-)
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +177,7 @@ def thinking(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
     names = ModelNames(home_with(tmp_path_factory.mktemp("home"), tiny=tiny_model))
     folder = tmp_path_factory.mktemp("tokenizer")
-    with serving(names, lambda name: scripted_engine(tiny_model, folder, answer, THINKING)) as found:
+    with serving(names, lambda name: scripted_engine(tiny_model, folder, answer, THINKING_TEMPLATE)) as found:
         yield found
 
 
@@ -280,7 +275,7 @@ def test_what_cannot_be_is_refused_in_words(
 ) -> None:
     caplog.set_level("INFO", "edgespec.server")
     assert said in refusal(served, path, **fields)
-    served.wait_until(lambda: f"POST {path} 400" in caplog.text)
+    until(lambda: f"POST {path} 400" in caplog.text)
     code = (
         "context_length_exceeded" if said == "tokens" else "unsuited_model" if "embeddings" in said else "invalid"
     )
@@ -374,7 +369,7 @@ def test_keep_alive_says_how_long_a_model_stays_loaded(served: Served) -> None:
     assert all(map(TIME.fullmatch, (never, entry["expires_at"], timestamp(0.0))))
     ask(served, CHAT, keep_alive=-1, options={"num_predict": 1})
     assert load_with(keep_alive=0)["done_reason"] == "unload"
-    served.wait_until(lambda: not loaded())
+    until(lambda: not loaded())
     assert served.post(CHAT, {"model": "tiny", "keep_alive": 0}).json()["message"]["content"] == ""
     assert loaded() == [], "a model that is not loaded is not loaded to be closed"
 
@@ -391,14 +386,14 @@ def test_a_model_that_is_being_loaded_is_closed_once_it_is(tiny_model: Path, tmp
     with serving(names, open_engine) as served, ThreadPoolExecutor(2) as pool:
         host = served.services.host
         loads = send()
-        served.wait_until(lambda: "tiny" in host)
+        until(lambda: "tiny" in host)
         closes = send(keep_alive=0)
-        served.wait_until(lambda: closes.done() or len(host._models["tiny"].leases) == 2)
+        until(lambda: closes.done() or len(host._models["tiny"].leases) == 2)
         has_waited = not closes.done()
         may_load.set()
         assert has_waited
         assert [each.result().json()["done_reason"] for each in (loads, closes)] == ["load", "unload"]
-        served.wait_until(lambda: not host.hosted)
+        until(lambda: not host.hosted)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import tiny
 from served import Served, home_with, serving, table_engine
 from stuck import StuckDecoder
 from table_decoder import TableDecoder
+from until import until
 
 from edgespec import Engine
 from edgespec.server.answer_fields import priority_of
@@ -98,7 +99,7 @@ def test_stop_ends_the_answer(tiny_model: Path, tmp_path: Path) -> None:
             next(lines)
             assert decoder.has_begun.wait(120)
         assert decoder.is_interrupted.wait(120)
-        served.wait_until(lambda: served.services.admission.num_taken == 0)
+        until(lambda: served.services.admission.num_taken == 0)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,7 @@ def test_a_title_that_is_being_written_lets_a_person_go_first(tiny_model: Path, 
         title = pool.submit(ask, TITLE, 40)
         assert decoder.has_begun.wait(120)
         person = pool.submit(ask, PERSON, 15)
-        served.wait_until(lambda: bool(engines[0]._caches.queue._waiting))
+        until(lambda: bool(engines[0]._caches.queue._waiting))
         decoder.may_go_on.set()
         usages = person.result(30), title.result(30)
     assert [each["completion_tokens"] for each in usages] == [15, 40]

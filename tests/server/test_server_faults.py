@@ -17,8 +17,9 @@ import httpx2
 import pytest
 import tiny
 from served import Served, home_with, rest_of, serving, table_engine
-from stuck import StuckDecoder, engine_of
+from stuck import StuckDecoder, StuckLater, engine_of
 from table_decoder import TableDecoder
+from until import until
 
 from edgespec import Engine
 from edgespec.errors import EdgeSpecError, MemoryExhausted
@@ -241,18 +242,6 @@ def leaving(served: Served, *, stream: bool) -> Iterator[socket.socket]:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-class StuckLater(StuckDecoder):
-    """It gets stuck after some passes."""
-
-    num_left = 3
-
-    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        self.num_left -= 1
-        if self.num_left >= 0:
-            return TableDecoder(tiny.VOCAB, seed=3).logits(tokens, num_last)
-        return StuckDecoder.logits(self, tokens, num_last)
-
-
 @pytest.mark.parametrize("stream", [True, False], ids=["streaming", "whole"])
 @pytest.mark.parametrize("kind", [StuckDecoder, StuckLater], ids=["before the first token", "later"])
 def test_a_client_that_leaves_ends_its_pass(
@@ -264,7 +253,7 @@ def test_a_client_that_leaves_ends_its_pass(
         with leaving(served, stream=stream):
             assert decoder.has_begun.wait(120)
         assert decoder.is_interrupted.wait(120)
-        served.wait_until(lambda: served.services.admission.num_taken == 0)
+        until(lambda: served.services.admission.num_taken == 0)
         assert served.client.get("/health").status_code == 200
 
 
@@ -284,8 +273,8 @@ def test_a_reader_that_takes_nothing_is_left(names: ModelNames, tiny_model: Path
         body = json.dumps({**HI, "max_tokens": 200_000, "stream": True}).encode()
         head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        served.wait_until(lambda: served.services.admission.num_taken == 1)
-        served.wait_until(lambda: served.services.admission.num_taken == 0)
+        until(lambda: served.services.admission.num_taken == 1)
+        until(lambda: served.services.admission.num_taken == 0)
         assert b"[DONE]" not in rest_of(connection)
 
 
@@ -319,7 +308,7 @@ def test_idle_connections_give_way_to_new_ones(names: ModelNames, tiny_model: Pa
             connection.sendall(b"GET /hea")
         assert served.client.post(CHAT, json=HI).status_code == 200
         assert served.client.get("/health").status_code == 200
-        served.wait_until(lambda: len(served.server.server_state.connections) <= 4)
+        until(lambda: len(served.server.server_state.connections) <= 4)
         assert rest_of(silent[0]) == b""
 
 
@@ -334,7 +323,7 @@ def test_beyond_the_bound_of_connections_one_is_told_so(names: ModelNames, tiny_
     ):
         for _ in range(3):
             opened.enter_context(served.raw()).sendall(sending.encode())
-        served.wait_until(lambda: len(served.server.server_state.tasks) == 3)
+        until(lambda: len(served.server.server_state.tasks) == 3)
         answer = served.client.get("/v1/models")
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
         assert answer.json()["error"]["message"].startswith("3 connections are open")
@@ -360,7 +349,7 @@ def test_a_full_queue_says_when_to_come_back(names: ModelNames, tiny_model: Path
             assert int(answer.headers["Retry-After"]) >= 1
             assert answer.json()["error"]["type"] == "rate_limit_error"
             assert served.client.get("/health").status_code == 200
-        served.wait_until(lambda: served.services.admission.num_taken == 0)
+        until(lambda: served.services.admission.num_taken == 0)
 
 
 def _nested(levels: int) -> dict[str, Any]:

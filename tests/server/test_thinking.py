@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from scripted import scripted_engine
+from scripted import THINKING_TEMPLATE, scripted_engine
 from served import Served, home_with, serving
 
 from edgespec import Preset, UsageError
@@ -19,12 +19,6 @@ from edgespec.server.ollama_protocol import OllamaChat, OllamaGenerate
 from edgespec.server.protocol import ChatMessage, ChatRequest
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
-TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n"
-    "{% else %}<think>\n{% endif %}{% endif %}"
-)
 
 
 def answer(prompt: str) -> str:
@@ -39,11 +33,11 @@ def answer(prompt: str) -> str:
     return "<think>\nLet me see.\n</think>\n\nYes, 4."
 
 
-@pytest.fixture(scope="module", params=[TEMPLATE, None], ids=["opened", "by itself"])
+@pytest.fixture(scope="module", params=[THINKING_TEMPLATE, None], ids=["opened", "by itself"])
 def served(
     request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    template = request.param or TEMPLATE.replace("{% else %}<think>\n", "")
+    template = request.param or THINKING_TEMPLATE.replace("{% else %}<think>\n", "")
     names = ModelNames(home_with(tmp_path_factory.mktemp("home"), tiny=tiny_model))
     folder = tmp_path_factory.mktemp("tokenizer")
     with serving(names, lambda name: scripted_engine(tiny_model, folder, answer, template)) as found:
@@ -368,7 +362,7 @@ def test_a_wrong_budget_is_refused(served: Served, fields: dict[str, Any], param
 
 def test_a_model_that_does_not_reason_takes_no_budget(tiny_model: Path, tmp_path: Path) -> None:
     names = ModelNames(home_with(tmp_path / "home", tiny=tiny_model))
-    plain = TEMPLATE.replace("think", "plan")
+    plain = THINKING_TEMPLATE.replace("think", "plan")
     with serving(names, lambda name: scripted_engine(tiny_model, tmp_path / "t", answer, plain)) as served:
         for path, fields in (
             (CHAT, {"messages": [{"role": "user", "content": "?"}]}),

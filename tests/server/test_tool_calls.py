@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from scripted import scripted_engine
 from served import Served, home_with, serving
+from until import until
 
 from edgespec.server.model_names import ModelNames
 
@@ -187,7 +188,7 @@ def test_responses_leave_out_tools_that_are_no_functions(served: Served, caplog:
     request = {"model": "tiny", "input": "Weather in Rome?", "tools": [*others, *FLAT]}
     with caplog.at_level(logging.INFO, "edgespec.server"):
         answer = served.post(RESPONSES, request)
-        served.wait_until(lambda: "left out: web_search, namespace" in caplog.text)
+        until(lambda: "left out: web_search, namespace" in caplog.text)
     found = answer.json()
     assert [each["type"] for each in found["output"]] == ["function_call"]
     assert [each["name"] for each in found["tools"]] == ["get_weather"]

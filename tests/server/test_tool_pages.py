@@ -13,6 +13,7 @@ from threading import Event
 import psutil
 import pytest
 from served import WAIT_S, Served, home_with, serving, table_engine
+from until import until
 
 from edgespec import McpServers, Tool, ToolCall
 from edgespec.server.limits import Limits
@@ -128,7 +129,7 @@ def test_a_call_that_its_client_has_left_keeps_its_place_until_it_ends(tiny_mode
             connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             assert begun.wait(WAIT_S)
         left = '{path="/v1/tools/call",status="499"}'
-        served.wait_until(lambda: left in served.client.get("/metrics").text)
+        until(lambda: left in served.client.get("/metrics").text)
         assert served.services.admission.num_taken == 1
         ends.set()
-        served.wait_until(lambda: served.services.admission.num_taken == 0)
+        until(lambda: served.services.admission.num_taken == 0)

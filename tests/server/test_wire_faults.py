@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from served import Served, home_with, rest_of, serving, table_engine
 from stuck import StuckDecoder
+from until import until
 
 from edgespec.errors import FormatError
 from edgespec.server.errors import explain_format
@@ -477,7 +478,7 @@ def test_a_client_that_closes_its_side_counts_as_gone(names: ModelNames, tiny_mo
             assert decoder.is_interrupted.wait(120)
             while connection.recv(4096):
                 pass  # the role, which a stream begins with
-        served.wait_until(lambda: served.services.admission.num_taken == 0)
+        until(lambda: served.services.admission.num_taken == 0)
 
 
 def test_a_client_that_never_reads_a_whole_answer_is_left(names: ModelNames, tiny_model: Path) -> None:
@@ -490,10 +491,8 @@ def test_a_client_that_never_reads_a_whole_answer_is_left(names: ModelNames, tin
         body = json.dumps({"model": "tiny", "content": "a b " * 70_000}).encode()
         connection.sendall(head_of("/tokenize", len(body)) + body)
         own = connection.getsockname()
-        served.wait_until(lambda: own in [each.client for each in list(served.server.server_state.connections)])
-        served.wait_until(
-            lambda: own not in [each.client for each in list(served.server.server_state.connections)]
-        )
+        until(lambda: own in [each.client for each in list(served.server.server_state.connections)])
+        until(lambda: own not in [each.client for each in list(served.server.server_state.connections)])
         assert not rest_of(connection).endswith(b"}")
 
 
@@ -507,7 +506,7 @@ def test_metrics_count_answers_that_were_cut_short(names: ModelNames, tiny_model
         with served.client.stream("POST", CHAT, json={**HI, "max_tokens": 600, "stream": True}) as answer:
             lines = answer.iter_lines()
             assert sum(1 for _, line in zip(range(40), lines, strict=False) if line)
-        served.wait_until(lambda: served.services.admission.num_taken == 0)
+        until(lambda: served.services.admission.num_taken == 0)
         assert counted("completion_tokens") > 0
         assert counted("prompt_tokens") == served.chat()["usage"]["prompt_tokens"]
 

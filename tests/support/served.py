@@ -69,14 +69,6 @@ class Served:
         connection.connect((host, int(port)))
         return connection
 
-    def wait_until(self, holds: Callable[[], bool]) -> None:
-        pause = Event()
-        for _ in range(int(WAIT_S / 0.005)):
-            if holds():
-                return
-            pause.wait(0.005)
-        raise AssertionError("it never came to hold")
-
 
 def rest_of(connection: socket.socket) -> bytes:
     """What has come over a connection and was not read, up to its end."""
