@@ -58,6 +58,7 @@ def test_manifest_survives_writing_and_reading(folder: Path) -> None:
         ({"files": {"x\0y": {"sha256": "", "bytes": 1}}}, "lists no hash"),
         ({"kv_cache": {"num_layers": 1 << 24, "num_kv_heads": 2, "head_dim": 16}}, "num_layers"),
         ({"signature": 7}, "signature is 7: wanted an object"),
+        ({"form": "CPU"}, "its form is 'CPU', known are cpu, gpu, npu"),
         ({"signature": {"logits": None}}, "logits"),
         ({"signature": {"attention_mask": 7}}, "attention_mask"),
         ({"signature": {"best": "present.0.key"}}, r"best and signature.present_key name the same output"),

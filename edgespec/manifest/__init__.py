@@ -26,6 +26,7 @@ EXPORT_AGAIN = "export the model again"
 NO_MANIFEST = "make one with: edgespec export SOURCE"
 _HEAD_KINDS = ("recurrent", "steps", "block")
 POOLING_KINDS = ("last", "mean")
+FORMS = ("cpu", "gpu", "npu")  # kinds of devices that a model is exported for
 
 Count = Annotated[int, Meta(ge=1, le=1 << 24)]  # bounded as the numbers of caches are
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -294,7 +295,7 @@ class Manifest:
     add_bos: bool
     source: Source
     signature: Signature = field(default_factory=Signature)
-    form: str = "cpu"  # the kind of device that it was exported for: cpu, gpu or npu
+    form: str = "cpu"  # one of FORMS
     schema_version: int = SCHEMA_VERSION
     graph: str = "model.onnx"
     weights: str = "model.onnx.data"
@@ -428,6 +429,8 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     special += manifest.suppressed_token_ids
     if max(special, default=0) >= vocab_size:
         yield f"special token ids {special} are not in the vocabulary"
+    if manifest.form not in FORMS:
+        yield f"its form is {manifest.form!r}, known are {', '.join(FORMS)}"
     if kv.form not in CACHE_FORMS or kv.dtype not in CACHE_DTYPES:
         known = f"{', '.join(CACHE_FORMS)} of {', '.join(CACHE_DTYPES)}"
         yield f"the cache is {kv.form!r} of {kv.dtype!r}, known are {known}"

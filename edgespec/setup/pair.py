@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal, cast
 from msgspec import Meta
 
 from edgespec.manifest import FILE_NAME as MANIFEST_FILE
-from edgespec.manifest import read_manifest
+from edgespec.manifest import FORMS, read_manifest
 from edgespec.setup.learned_file import LearnedFile, files_beside
 from edgespec.system.disk import hold_lock, replace_file
 from edgespec.system.file_hashes import file_record
@@ -24,7 +24,6 @@ FILE_NAME = "pair.json"
 _LOCK = ".pair.lock"
 _VERSION: Final = 2
 TARGET, DRAFTER = "target", "drafter"  # the folders beside it
-_FORMS = ("cpu", "gpu", "npu")
 
 PartName = Literal[
     "target", "target-cpu", "target-gpu", "target-npu", "drafter", "drafter-cpu", "drafter-gpu", "drafter-npu"
@@ -192,7 +191,7 @@ def learned_files(folder: Path) -> list[LearnedFile]:
 
 
 def _part_names(part: str) -> list[str]:
-    return [part, *(f"{part}-{form}" for form in _FORMS)]
+    return [part, *(f"{part}-{form}" for form in FORMS)]
 
 
 def _manifest_hashes(folder: Path, names: Iterable[PartName]) -> dict[PartName, str]:
