@@ -165,6 +165,7 @@ class ChatInput:
         self.is_multi_line = False
         self._is_open = self._is_sent = False
         self._edits = False  # the input began with a text to change
+        self._waits = False  # the input has a line that was typed before it
         self._status = status
         self._output = _create_output()
         self._input = get_app_session().input
@@ -210,16 +211,16 @@ class ChatInput:
         self._edits = bool(default)
         if self._edits:
             status = replace(status, hint=f"you change {edited}; Ctrl-C leaves it as it was")
-        if self._type_ahead.stop(splits=not self.is_multi_line):
-            more = self._type_ahead.num_lines
-            status = replace(status, hint=f"{_WAITS}; lines after it: {more}" if more else _WAITS)
+        self._waits = self._type_ahead.stop(splits=not self.is_multi_line)
         try:
             self._is_sent = False
             with lines_wait(), create_app_session(self._input, self._output):
                 line = self._session.prompt(
                     [("class:prompt", _PROMPT)],
                     default=default,
-                    bottom_toolbar=lambda: format_status(status, get_app().output.get_size().columns),
+                    bottom_toolbar=lambda: format_status(
+                        self._hint_at_waiting(status), get_app().output.get_size().columns
+                    ),
                     handle_sigint=False,
                 )
             if self._is_open:
@@ -228,6 +229,13 @@ class ChatInput:
         finally:
             if self._is_open:
                 self._type_ahead.start()
+
+    def _hint_at_waiting(self, status: Status) -> Status:
+        """The status, with what is typed already: Ctrl-C drops these lines one by one."""
+        if not self._waits:
+            return status
+        more = self._type_ahead.num_lines
+        return replace(status, hint=f"{_WAITS}; lines after it: {more}" if more else _WAITS)
 
     def _interrupt(self) -> bool:
         """Give Ctrl-C to the prompt; False where the line is sent, whose answer it is for."""
@@ -278,7 +286,9 @@ class ChatInput:
             app: Application[str] = event.app
             if event.current_buffer.text and not self._edits:
                 event.current_buffer.reset()
-                event.key_processor.feed_multiple(self._type_ahead.take(), first=True)  # before keys typed since
+                waiting = self._type_ahead.take()
+                self._waits = bool(waiting)
+                event.key_processor.feed_multiple(waiting, first=True)  # before keys typed since
             else:
                 app.exit(exception=KeyboardInterrupt, style="class:exiting")
 

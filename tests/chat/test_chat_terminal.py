@@ -202,6 +202,23 @@ def test_lines_that_wait_are_told_and_nothing_typed_later_joins_them(tmp_path: P
     terminal.leave()
 
 
+def test_the_line_below_the_input_follows_lines_that_ctrl_c_drops(tmp_path: Path) -> None:
+    terminal = rule_chat(tmp_path, {"count": ["one ", "two ", "three"]}, pause_s=0.3)
+    terminal.enter("count")
+    terminal.wait_for("one")
+    terminal.type("first\rsecond\rthird")
+    terminal.ready()
+    assert "lines after it: 2" in terminal.settle()
+    terminal.type(CTRL_C)
+    assert "> second" in terminal.settle()
+    assert "lines after it: 1" in terminal.screen()
+    terminal.type(CTRL_C)
+    terminal.settle()
+    terminal.type(CTRL_C)
+    assert "waits here" not in terminal.settle()
+    terminal.leave()
+
+
 _LOADS_SLOWLY = """
 import fcntl, sys, termios, time
 from edgespec.cli import chat
