@@ -21,7 +21,7 @@ _DEEPSEEK = ("<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜end▁of▁se
 BYTE_LEVEL: dict[str, tuple[str, str, str]] = {
     **dict.fromkeys(("gpt-2", "default", "smollm", "qwen2", "qwen35", "dbrx", "olmo", "starcoder"), _CHATML),
     **dict.fromkeys(("a.x-4.0", "mellum", "trillion", "granite-docling", "minerva-7b", "megrez"), _CHATML),
-    **dict.fromkeys(("kormo", "f2llmv2", "minicpm5"), _CHATML),
+    **dict.fromkeys(("kormo", "f2llmv2", "minicpm5", "solar-open"), _CHATML),
     **dict.fromkeys(("lfm2", "falcon-h1"), _LLAMA3),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "falcon3", "pixtral", "midm-2.0"), _LLAMA3),
     **dict.fromkeys(("deepseek-llm", "deepseek-coder", "deepseek-v3", "deepseek-r1-qwen"), _DEEPSEEK),
@@ -30,7 +30,7 @@ BYTE_LEVEL: dict[str, tuple[str, str, str]] = {
     "refact": _GRANITE,
     "gpt-4o": ("<|endoftext|>", "<|user|>", "<|end|>"),
     **dict.fromkeys(("glm4", "chatglm-bpe"), ("[gMASK]", "<|user|>", "<|endoftext|>")),
-    **dict.fromkeys(("exaone", "exaone4"), ("[BOS]", "[|user|]", "[|endofturn|]")),
+    **dict.fromkeys(("exaone", "exaone4", "exaone-moe"), ("[BOS]", "[|user|]", "[|endofturn|]")),
     **dict.fromkeys(("hunyuan", "hunyuan-dense"), ("<|startoftext|>", "<|extra_0|>", "<|eos|>")),
     "seed-coder": ("<seed:bos>", "<seed:tool_call>", "<seed:eos>"),
 }
