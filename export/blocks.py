@@ -223,6 +223,18 @@ def _tq2_0(block: Bytes) -> _Fields:
     return _ternary(_two_bits(block[..., :64]), _half(block[..., 64:66]))
 
 
+def _q1_0(block: Bytes) -> _Fields:
+    """A bit for each weight: set for the scale, else for its negative."""
+    bits = np.unpackbits(block[..., 2:], axis=-1, bitorder="little")
+    return bits * np.uint8(2) + np.uint8(8 - 1), _half(block[..., :2]), None
+
+
+def _q2_0(block: Bytes) -> _Fields:
+    """Two bits for each weight: 0, 1, 2 and 3 for -1, 0, 1 and 2 times the scale."""
+    pairs = _pairs(block[..., None, 2:])  # those of one byte belong to weights beside each other
+    return np.swapaxes(pairs, -1, -2) + np.uint8(8 - 1), _half(block[..., :2]), None
+
+
 BLOCK_TABLES = read_table(__file__, "block_tables.toml")
 _IQ2_XXS = np.frombuffer(bytes.fromhex(BLOCK_TABLES["iq2_xxs"]), "<u2")
 _IQ2_MAGNITUDES = np.array([8, 25, 43], np.uint8)
@@ -263,6 +275,8 @@ BLOCK_FORMATS = {
     "IQ4_NL": BlockFormat(32, 18, 8, 32, False, partial(_scaled, lambda raw: _IQ4_LEVELS[_nibbles(raw)], False)),
     "IQ4_XS": BlockFormat(256, 136, 8, 32, False, _iq4_xs),
     "IQ2_XXS": BlockFormat(256, 66, 8, 32, False, _iq2_xxs),
+    "Q1_0": BlockFormat(128, 18, 4, 128, False, _q1_0),
+    "Q2_0": BlockFormat(64, 18, 4, 64, False, _q2_0),
     "TQ1_0": BlockFormat(256, 54, 4, 32, False, _tq1_0),
     "TQ2_0": BlockFormat(256, 66, 4, 32, False, _tq2_0),
     "MXFP4": BlockFormat(32, 17, 8, 32, False, _mxfp4),

@@ -7,7 +7,7 @@ from edgespec.export.blocks import BLOCK_FORMATS
 # Where the fp16 scales of a block lie: random bytes there would be infinities.
 _HALVES = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82]}
 _HALVES |= {"Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ2_XXS": [0]}
-_HALVES |= {"IQ4_XS": [0], "TQ1_0": [52], "TQ2_0": [64], "MXFP4": []}
+_HALVES |= {"IQ4_XS": [0], "TQ1_0": [52], "TQ2_0": [64], "MXFP4": [], "Q1_0": [0], "Q2_0": [0]}
 
 
 def random_rows(name: str, seed: int, num_blocks: int = 6) -> np.ndarray:
