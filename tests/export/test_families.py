@@ -649,7 +649,10 @@ def test_setting_that_the_graph_lacks_is_refused(
         (("llava_next", "siglip"), "is a model that takes pictures; edgespec"),
         (("qwen3_omni_moe",), "is a model that takes pictures and sound; edgespec"),
         (("clip",), "is the part of a model that sees or hears; give the file of its text part"),
-        (("eagle3", "dflash-draft"), "is a drafting head, which is read from safetensors alone; give"),
+        (
+            ("eagle3", "dflash-draft", "gemma4_unified_assistant"),
+            "is a drafting head, which is read from safetensors alone; give",
+        ),
         (("qwen36", "qwen3_6"), r"near it by name are .*qwen3_5.*, and a newer edgespec may read it; known are"),
     ],
 )
