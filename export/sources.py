@@ -35,6 +35,7 @@ from edgespec.export.vocabulary import (
     END_OF_TURN,
     Vocabulary,
     ends_of_turn,
+    make_pre_tokenizer,
     read_suppressed,
     require_ids,
     say_left_out,
@@ -314,6 +315,9 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any], num_rows: int 
     settings = read_json(folder / "special_tokens_map.json", needed=False)  # of older folders
     settings |= read_json(folder / "tokenizer_config.json", needed=False)
     _add_declared(tokenizer, settings)
+    cuts_wrongly = _cuts_tekken_wrongly(tokenizer)
+    if cuts_wrongly:
+        tokenizer.pre_tokenizer = make_pre_tokenizer("tekken")
     # Writing a tokenizer takes time and memory by its largest id, not by their number.
     if (largest := max(tokenizer.get_vocab().values(), default=0)) > _MAX_TOKEN_ID:
         raise SourceError(f"{path} has a token of id {largest}, at most {_MAX_TOKEN_ID} are read; fetch it again")
@@ -336,6 +340,8 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any], num_rows: int 
     ids |= {eos} - {None}
     added = tokenizer.get_added_tokens_decoder().items()
     notes = say_left_out(num_all - len(added))
+    if cuts_wrongly:
+        notes += ("cutting text as Mistral's own tokenizer does; tokenizer.json cuts words wrongly",)
     special = {each.content: token for token, each in added if each.special}
     turns = {special[piece] for piece in ends_of_turn(special) if piece in special}
     ends = (*sorted(ids), *sorted(turns - ids))
@@ -358,6 +364,16 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any], num_rows: int 
     if largest >= num_tokens:
         require_ids(folder, vocabulary, num_tokens, tokenizer)
     return vocabulary
+
+
+def _cuts_tekken_wrongly(tokenizer: Tokenizer) -> bool:
+    """True for Mistral's tokenizer Tekken as transformers before 5 wrote many: cut as that of Llama 3 is.
+
+    Tekken has no token of two digits, and its own pattern cuts off each.
+    """
+    has, cutter = tokenizer.token_to_id, tokenizer.pre_tokenizer
+    is_tekken = has("[INST]") is not None and has("1") is not None and has("10") is None
+    return is_tekken and cutter is not None and b"p{N}{1,3}" in bytes(cutter.__getstate__())
 
 
 def _add_declared(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> None:

@@ -37,7 +37,8 @@ _PATTERNS: dict[str, tuple[str, ...]] = {
 _KEEP_SPACE = {"<unk>", "<s>", "<|endoftext|>"}
 
 
-def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
+def make_pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
+    """What cuts a text, by its name in a GGUF file."""
     patterns = _PATTERNS[name]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not patterns)
     if patterns:
@@ -246,7 +247,7 @@ def _byte_level(path: object, pieces: list[str], merges: Any, pre: str) -> Token
     tokenizer = _checked(path, lambda: Tokenizer(models.BPE(vocab, pairs, ignore_merges=first)))
     if pre in _TRAITS["nfc"]:
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = _pre_tokenizer(pre)
+    tokenizer.pre_tokenizer = make_pre_tokenizer(pre)
     untwin = _untwin(pieces)
     tokenizer.decoder = decoders.Sequence([*untwin, decoders.ByteLevel()]) if untwin else decoders.ByteLevel()
     return tokenizer

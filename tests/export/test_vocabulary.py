@@ -310,6 +310,18 @@ def test_special_tokens_with_names_of_their_own_are_known_to_the_template(tmp_pa
     assert render(str(read_vocabulary(folder).chat_template), {}) == "<|im_end|> x y"
 
 
+def test_mistral_tokenizers_that_transformers_wrote_with_another_pattern_cut_as_their_own(tmp_path: Path) -> None:
+    keys = made_tokenizers.gguf_keys("tekken", ["n B", "nB a", "nBa y"])
+    made = (vocabulary_from_gguf("made", keys | {"tokenizer.ggml.pre": pre}) for pre in ("tekken", "llama-bpe"))
+    own, written = (Tokenizer.from_str(each.tokenizer_json) for each in made)
+    assert own.encode("nBay").ids != written.encode("nBay").ids
+    tiny.write_huggingface(folder := tmp_path / "hf", tiny.random_weights())
+    written.save(str(folder / "tokenizer.json"))
+    read = read_vocabulary(folder)
+    assert Tokenizer.from_str(read.tokenizer_json).encode("nBay").ids == own.encode("nBay").ids
+    assert any("Mistral" in note for note in read.notes)
+
+
 def test_marks_of_turns_that_a_folder_does_not_call_special_are_so(tmp_path: Path) -> None:
     folder = tmp_path / "hf"
     tiny.write_huggingface(folder, tiny.random_weights())
