@@ -346,6 +346,8 @@ class Passes:
             if total > self._ones.shape[1]:
                 self._ones = np.ones((1, min(2 * total, self._manifest.context_length)), np.int64)
             self._bind_input(self._names.attention_mask, self._ones[:, :total])
+        if not (self._names.position_ids or self._windows):
+            return
         slots = np.arange(total)
         if layout is not None:
             slots[-len(layout.positions) :] = layout.positions
