@@ -265,7 +265,7 @@ class Tree(NamedTuple):
         )
 
     @property
-    def run(self) -> list[int]:
+    def nodes_run(self) -> list[int]:
         """The nodes that were drafted on from, in the order in which a decoder has run them."""
         return [node for node in dict.fromkeys(self.above) if node >= 0]
 

@@ -178,7 +178,7 @@ class ModelDrafter(Drafter):
 
         tips: Nodes of a tree after tokens that nothing was drafted after; -1 for the text.
         """
-        run = [*tree.run, *(tip for tip in tips if tip >= 0)]
+        run = [*tree.nodes_run, *(tip for tip in tips if tip >= 0)]
         places, tree = [run.index(tip) if tip >= 0 else -1 for tip in tips], tree.select(run)
         if not self.decoder.begin(tokens, len(run) + 1):
             return []

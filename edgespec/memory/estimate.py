@@ -23,8 +23,7 @@ _SESSION_BYTES = (40 << 20, 120 << 20)
 # A pass: rows of a chunk, and floats that a row takes in all layers, as multiples of what the manifest knows.
 _CHUNK_TOKENS = 256
 _HEADS_PER_KV_HEAD = 4
-# The most tokens that a draft has unless --draft-length asks for more; each row of its pass has its logits and
-# what sampling makes of them.
+# Each row of a pass over a draft has its logits, and what sampling makes of them.
 _LOGITS_COPIES = 3
 # Bytes a weight that the exporter writes at most, scales and all.
 BYTES_PER_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "int8": 1.125, "int4": 0.75, "w8a16": 3.0}

@@ -69,7 +69,7 @@ def test_what_is_drafted_after_an_outcome_serves_the_text_that_takes_it(
     tree = chain(2)
     for depth, _ in enumerate(seeds):
         tree, nodes = choose(tree, odds(), num_verified, max_rows)
-        assert not set(nodes) & set(tree.run)
+        assert not set(nodes) & set(tree.nodes_run)
         found = [Guess(100 * (depth + 1) + i, others=(60, 61)) for i in range(len(nodes))]
         tree = tree.grown(behind(tree, nodes, found, odds()))
         for node, guess in zip(nodes, found, strict=True):
