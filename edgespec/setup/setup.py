@@ -106,19 +106,21 @@ def decide(wish: Wish, found: Resolved, tables: Tables) -> Setup:
     if window is not None:
         texts |= {"lookahead"}
     fit = fit_memory(target, tables.size, tables.memory, wish.max_draft_tokens)
+    # A drafter model drafts for one answer at a time, and the others would have other texts than alone.
+    is_alone = any(chain.is_reproducible for chain in chains)
     num_parallel = fitting_caches(
         fit.target.manifest,
         fit.needed,
         tables.memory.target_place,
         tables.memory.free,
-        wish.max_parallel or ANSWERS,
+        1 if is_alone else wish.max_parallel or ANSWERS,
     )
     downgrades = [*found.devices.downgrades, *fit.downgrades]
     if wish.max_parallel is not None and num_parallel < wish.max_parallel:
-        downgrades.append(
-            f"{num_parallel} instead of {wish.max_parallel} answers are made at once: there is no memory for "
-            "more KV caches"
-        )
+        why = "there is no memory for more KV caches"
+        if is_alone:
+            why = "--acceptance rejection with a fixed --draft-length could not repeat the texts of several"
+        downgrades.append(f"{num_parallel} instead of {wish.max_parallel} answers are made at once: {why}")
     layers: tuple[int, ...] = ()
     if chains:
         layers = layers_read(model.manifest for chain in chains for model in chain.models)

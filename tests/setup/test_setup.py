@@ -89,6 +89,14 @@ def test_what_does_not_fit_is_given_up_with_the_reason() -> None:
         decide(wish, found(), tables(free_mib=100))
 
 
+def test_answers_that_have_to_repeat_what_rejection_accepted_are_made_one_at_a_time() -> None:
+    asked = {"drafter": "small", "acceptance": "rejection", "max_parallel": 3}
+    assert decided(asked).num_parallel == 3
+    fixed = decided({**asked, "draft_length": 4})
+    assert fixed.num_parallel == 1
+    assert fixed.downgrades[-1].endswith("a fixed --draft-length could not repeat the texts of several")
+
+
 @pytest.mark.parametrize(
     ("asked", "slowed", "schedule"),
     [
