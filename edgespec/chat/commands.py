@@ -392,6 +392,8 @@ def _show(session: ChatSession, argument: str) -> Next:
     if argument not in VIEWS:
         raise UsageError(f"/show takes one of {', '.join(VIEWS)}; now it is {session.view}")
     session.view = argument
+    if not session.answer:
+        session.info(f"answers are shown like this from now on: {argument}")
     return Next(shows_last=bool(session.answer))
 
 

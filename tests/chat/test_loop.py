@@ -431,6 +431,7 @@ def test_system_context_plan_trace_and_multi(session: ChatSession, tmp_path: Pat
 
 def test_show_takes_its_views_alone(session: ChatSession) -> None:
     assert run_command(session, "/show drafted") == run_command(session, "/show plain")
+    assert "from now on: plain" in output(session, "/show plain")
     answer(session, "the in")
     assert run_command(session, "/show drafted").shows_last
     with pytest.raises(UsageError, match="markdown, plain, drafted"):
