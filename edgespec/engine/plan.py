@@ -5,7 +5,6 @@ ranked by what is known: that measures, fetches and exports nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from edgespec.config.config_file import default_home
 from edgespec.config.drafter_names import SELF, DrafterNames
 from edgespec.engine.request import require_writer
 from edgespec.errors import UsageError
-from edgespec.memory.free_memory import free_memory
+from edgespec.memory.free_memory import ReadFreeMemory, free_memory
 from edgespec.setup.device_choice import Placement
 from edgespec.setup.drafter_ranking import Ranking
 from edgespec.setup.drafter_search import rank_drafters
@@ -58,7 +57,7 @@ def plan_document(wish: Wish, *, remeasure: bool) -> dict[str, Any]:
             resolved.names.simple,
             placement,
             remeasure=remeasure,
-            free=resolved.free,
+            free=wish.free_memory,
             report=wish.report,
         )
         plan, measured = decide(found.weighed, found.text_drafters), found.measured
@@ -74,7 +73,7 @@ def plan_document(wish: Wish, *, remeasure: bool) -> dict[str, Any]:
         placement,
         devices=devices,
         named={word: each for word, each in zip(words, drafters, strict=False) if word != SELF},
-        memory_limit=wish.limit_bytes,
+        free=wish.free_memory,
     )
     return document_of(
         plan,
@@ -137,7 +136,12 @@ def rank_for_model(home: ModelHome, model: str, *, device: str, drafter_device: 
         placement = choice.resolve_auto(placement, folder.manifest, [])
         placement = settle_mode(folder, placement)
     return rank_for_placement(
-        home, model, folder, placement, devices={"device": device, "drafter-device": drafter_device}
+        home,
+        model,
+        folder,
+        placement,
+        free=free_memory,
+        devices={"device": device, "drafter-device": drafter_device},
     )
 
 
@@ -149,17 +153,17 @@ def rank_for_placement(
     *,
     devices: Mapping[str, str],
     named: Mapping[str, ModelFolder] | None = None,
-    memory_limit: int | None = None,
+    free: ReadFreeMemory,
 ) -> Ranking:
     """Rank drafters for a target in a placement.
 
     Args:
         folder: Where the target is prepared, if it is.
+        free: Reads the free memory of the host, within the user's limit.
         devices: Options of commands that name the devices; auto stands for any.
         named: Drafter models that the user has named, by their words of --drafter.
     """
     flags = {option: name for option, name in devices.items() if name.lower() != "auto"}
-    free = partial(free_memory, memory_limit)
     target = DraftingTarget(home=home, model=model, folder=folder, placement=placement, free=free, devices=flags)
     return rank_drafters(target, _find_pairs(home, model), named or {})
 

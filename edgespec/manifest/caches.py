@@ -123,14 +123,13 @@ class KVCache:
         return "has layers of another kind than attention, which run chains of guesses, not trees"
 
     @cached_property
-    def convolved_layers(self) -> tuple[int, ...]:
-        return self.convolutions.layers if self.convolutions else ()
-
-    @cached_property
     def attention_layers(self) -> tuple[int, ...]:
         """The layers that have keys and values."""
-        others = {*self.convolved_layers, *self.sharing_layers}
-        others |= {*(self.recurrence.layers if self.recurrence and not self.recurrence.has_attention else ())}
+        others = {*self.sharing_layers}
+        if self.convolutions:
+            others |= {*self.convolutions.layers}
+        if self.recurrence and not self.recurrence.has_attention:
+            others |= {*self.recurrence.layers}
         return tuple(layer for layer in range(self.num_layers) if layer not in others)
 
     @cached_property
@@ -148,9 +147,8 @@ class KVCache:
 
     @cached_property
     def numbers_per_token(self) -> int:
-        row = self.convolutions.width if self.convolutions else 0
-        keys_values = 2 * sum(map(prod, self.heads.values()))
-        return keys_values + len(self.convolved_layers) * row
+        rows = len(self.convolutions.layers) * self.convolutions.width if self.convolutions else 0
+        return 2 * sum(map(prod, self.heads.values())) + rows
 
     @cached_property
     def bytes_per_token(self) -> int:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from time import time
 from types import MappingProxyType
@@ -13,7 +12,6 @@ from edgespec.config.config_file import default_home
 from edgespec.config.drafter_names import SELF, Cascade, DrafterNames, parse
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, UsageError
 from edgespec.manifest import FILE_NAME
-from edgespec.memory.free_memory import ReadFreeMemory, free_memory
 from edgespec.runtimes.device_names import Kind
 from edgespec.runtimes.devices import Device, device_key, find_device, may_have_accelerator
 from edgespec.setup.auto_devices import AutoDevices, Compared, find_candidates
@@ -66,10 +64,9 @@ class Chain:
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A wish as found on this machine: folders, devices, memory.
+    """A wish as found on this machine: folders and devices.
 
     names: Of drafters, with those of a pair and of the catalogue.
-    free: Reads the free memory, within the user's limit.
     auto: What auto was decided to be, by device and drafter_device.
     unused: The drafter of a pair, whose check says that it does not pay.
     """
@@ -80,7 +77,6 @@ class Resolved:
     drafters: Sequence[Chain]
     devices: DeviceChoice
     placement: Placement
-    free: ReadFreeMemory
     auto: Mapping[str, str]
     unused: Chain | None = None
 
@@ -152,7 +148,6 @@ def resolve(wish: Wish, refused: Mapping[str, EdgeSpecError] = MappingProxyType(
         drafters=drafters,
         devices=devices,
         placement=placement,
-        free=partial(free_memory, wish.limit_bytes),
         auto=decided,
         unused=unused,
     )
@@ -284,7 +279,7 @@ def auto_devices(wish: Wish, models: ModelHome, *, has_emulators: bool = False) 
             drafter_threads=wish.drafter_threads,
             deterministic=wish.deterministic is not False,
         ),
-        free=partial(free_memory, wish.limit_bytes),
+        free=wish.free_memory,
     )
     return found if found.has_choice else None
 

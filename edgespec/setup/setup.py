@@ -42,7 +42,7 @@ def read_tables(wish: Wish, found: Resolved) -> Tables:
         known=known_stats(found.target, damage.append),
         damage=damage,
         size=weights_size(found.target),
-        memory=read_memory(found.placement, found.free, wish.report),
+        memory=read_memory(found.placement, wish.free_memory, wish.report),
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args
@@ -11,6 +11,7 @@ from edgespec.config.drafter_names import MAX_DRAFT_TOKENS, DrafterNames, parse
 from edgespec.config.options import MAX_ANSWERS
 from edgespec.draft.limits import MAX_FIXED_TOKENS
 from edgespec.errors import UsageError
+from edgespec.memory.free_memory import ReadFreeMemory, free_memory
 from edgespec.runtimes.devices import THREADS_PER_CORE, max_threads
 from edgespec.setup.learned_file import require_domain
 from edgespec.setup.planner import ScheduleChoice
@@ -133,9 +134,9 @@ class Wish:
         return "serial" if self.schedule == "auto" and self.length is not None else self.schedule
 
     @property
-    def limit_bytes(self) -> int | None:
-        """The most memory that the process may hold."""
-        return None if self.memory_limit is None else parse_bytes(self.memory_limit)
+    def free_memory(self) -> ReadFreeMemory:
+        """Reads how much memory is free, of what the process may hold."""
+        return partial(free_memory, None if self.memory_limit is None else parse_bytes(self.memory_limit))
 
     @property
     def max_draft_tokens(self) -> int:

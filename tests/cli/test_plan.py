@@ -227,7 +227,7 @@ def test_lack_of_memory_is_a_downgrade_of_the_plan_and_load_agrees(
     least = estimate_full_context(manifest, size, 2048).host_bytes(FreeMemory(0, "a test"))
     room = FreeMemory(least + RESERVE_BYTES, "a test")
     run(capsys, target, "--drafter", tiny_drafter)
-    for module in ("setup.measured_placements", "setup.resolve"):
+    for module in ("setup.measured_placements", "setup.wish"):
         monkeypatch.setattr(f"edgespec.{module}.free_memory", lambda *limit: room)
     code, out, _ = run(capsys, target, "--drafter", tiny_drafter, "--json")
     document = json.loads(out)

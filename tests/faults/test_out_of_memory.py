@@ -173,7 +173,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     def room(limit_bytes: int | None = None) -> FreeMemory:
         return FreeMemory(free[0] << 20, "a test")
 
-    monkeypatch.setattr("edgespec.setup.resolve.free_memory", room)
+    monkeypatch.setattr("edgespec.setup.wish.free_memory", room)
     return lambda mib: free.__setitem__(0, mib)
 
 
@@ -232,7 +232,7 @@ def cramped(
     assert estimate.kv_cache_bytes == held
     free_bytes = estimate.host_bytes(FreeMemory(0, "a test")) + RESERVE_BYTES
     monkeypatch.setattr("edgespec.memory.estimate._LEAST_CONTEXT", 128)
-    monkeypatch.setattr("edgespec.setup.resolve.free_memory", lambda limit: FreeMemory(free_bytes, "a test"))
+    monkeypatch.setattr("edgespec.setup.wish.free_memory", lambda limit: FreeMemory(free_bytes, "a test"))
     return folder
 
 
@@ -252,7 +252,7 @@ def test_a_context_without_room_for_all_of_it_is_shorter_and_ends_answers_where_
     assert [each for each in said if "context" in each] == [line]
     assert again.stats.downgrades == ()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgespec.setup.resolve.free_memory", lambda limit: FreeMemory(1 << 40, "a test"))
+        patch.setattr("edgespec.setup.wish.free_memory", lambda limit: FreeMemory(1 << 40, "a test"))
         with load(cramped, drafter="none", deterministic=True) as roomy:
             assert roomy.context_length == 700
             wanted = roomy.generate("in the an").token_ids

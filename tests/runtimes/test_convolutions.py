@@ -77,7 +77,7 @@ def test_a_drafter_of_some_layers_has_rows_for_those_among_them(tmp_path: Path) 
     tiny.write_huggingface(tmp_path / "hf", weights_of("lfm2"), config=FAMILIES["lfm2"]["config"])
     export_model(tmp_path / "hf", tmp_path / "out", precision="fp32", trimming=Trimming(keep=frozenset({1, 3})))
     manifest = self_drafter(read_manifest(tmp_path / "out"))
-    assert manifest.kv_cache.convolved_layers == (1,)
+    assert manifest.kv_cache.convolutions.layers == (1,)
     assert manifest.kv_cache.attention_layers == (0,)
     texts = {
         name: load(tmp_path / "out", drafter=name, device="cpu").generate("the", max_tokens=20).token_ids

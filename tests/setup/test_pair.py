@@ -92,7 +92,7 @@ def test_a_drafter_that_there_is_no_memory_for_is_not_judged(
 ) -> None:
     """Without it every pair would seem not to pay, and that would be stored."""
     least = free_memory()._replace(free_bytes=260 << 20, reserve=machine_reserve(16 << 30))
-    monkeypatch.setattr("edgespec.setup.resolve.free_memory", lambda limit_bytes=None: least)
+    monkeypatch.setattr("edgespec.setup.wish.free_memory", lambda limit_bytes=None: least)
     with pytest.raises(MemoryExhausted, match=r"tiny.* cannot be measured: there was no memory to open it beside"):
         check_pair(str(tiny_model), str(tiny_model))
 

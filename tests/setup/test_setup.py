@@ -34,7 +34,6 @@ MIB = 1 << 20
 def found(drafter: str = "none", placement: Placement = PLACEMENT, **more: Any) -> Resolved:
     drafters = [Chain((SMALL,))] if parse(drafter).cascades else []
     stated: dict[str, Any] = {
-        "free": lambda: FreeMemory(0, "a test"),
         "auto": {},
         "drafters": drafters,
     }
