@@ -1,6 +1,7 @@
 import gc
 import gettext
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +17,11 @@ from lent import LentProcess
 from edgespec.config.options import DEFAULT_MODEL
 from edgespec.export.convert import export_model
 from edgespec.export.options import Trimming
+from edgespec.manifest import Manifest, read_manifest
 from edgespec.setup.catalog import CATALOG, CatalogFile
 from edgespec.setup.downloads import fetch
 from edgespec.system.disk import hold_lock
+from edgespec.text.tokenizer import Tokenizer
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -150,6 +153,24 @@ def tiny_model(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     folder = tmp_path_factory.mktemp("models") / "tiny"
     export_model(tiny_gguf, folder, precision="fp32")
     return folder
+
+
+@pytest.fixture(scope="session")
+def manifest(tiny_model: Path) -> Manifest:
+    return read_manifest(tiny_model)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tiny_model: Path) -> Tokenizer:
+    return Tokenizer(tiny_model / "tokenizer.json")
+
+
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """A shell's background jobs ignore it, and so does a command that has heard it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -5,19 +5,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import run
 
 from edgespec.cli.main import main
 
 
 def refused(capsys: pytest.CaptureFixture[str], line: str) -> str:
     """What a command line is refused with; no model has this name, which would be exit code 3."""
-    try:
-        code = main(line.split())
-    except SystemExit as exit_:
-        code = int(str(exit_.code))
-    captured = capsys.readouterr()
-    assert (code, captured.out) == (2, "")
-    return captured.err
+    code, out, err = run(capsys, *line.split())
+    assert (code, out) == (2, "")
+    return err
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from commands import run
 from row_proofs import FAILS
 from scripted import scripted_engine
 
@@ -39,15 +40,6 @@ from edgespec.system.command_line import quote
 def no_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    try:
-        code = main([str(argument) for argument in arguments])
-    except SystemExit as exit_:
-        code = int(exit_.code or 0)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def test_one_answer_goes_to_stdout_and_nothing_else(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
@@ -842,14 +834,6 @@ def test_trace_holds_the_work_of_both_lanes(
     assert drafter.startswith("drafter ")
     assert "in both lanes at once" in whole
     assert legend.endswith("· waiting")
-
-
-@pytest.fixture
-def heeds_ctrl_c() -> Iterator[None]:
-    """A shell's background jobs ignore it, and so does a command that has heard it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("heeds_ctrl_c")

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import commands
 import pytest
 import tiny
 from imitated import CPU, EMULATOR, Machine
@@ -29,9 +30,7 @@ def target(tiny_model: Path, tmp_path: Path) -> Path:
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    code = main(["plan", *map(str, arguments), "--offline"])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+    return commands.run(capsys, "plan", *arguments, "--offline")
 
 
 def test_plan_of_a_pair_is_one_document(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run
 from served import serving
 
 from edgespec import Engine, Message, ModelError, SamplingParams, UsageError, follow_preset, load
@@ -31,15 +32,6 @@ MESSAGE assistant the in
 """
 SAMPLING = SamplingParams(temperature=0.7, seed=5)
 EXAMPLES = [Message("user", "an"), Message("assistant", "the in")]
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    try:
-        code = main([str(argument) for argument in arguments])
-    except SystemExit as exit_:
-        code = int(exit_.code or 0)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 @pytest.fixture

@@ -48,11 +48,6 @@ def compiler(tiny_model: Path) -> GrammarCompiler:
     return GrammarCompiler(tiny_model / "tokenizer.json", tiny.VOCAB, (END, OTHER_END))
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model: Path) -> Tokenizer:
-    return Tokenizer(tiny_model / "tokenizer.json")
-
-
 def constraint_of(
     compiler: GrammarCompiler, stated: dict[str, Any], max_tokens: int = 500, given: TokenIds | None = None
 ) -> GrammarConstraint:

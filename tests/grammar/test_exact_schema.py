@@ -31,11 +31,6 @@ def compiler(tiny_model: Path) -> GrammarCompiler:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tiny_model: Path) -> Tokenizer:
-    return Tokenizer(tiny_model / "tokenizer.json")
-
-
-@pytest.fixture(scope="module")
 def may_begin(compiler: GrammarCompiler, tokenizer: Tokenizer) -> MayBegin:
     return partial(_may_begin, compiler, tokenizer)
 

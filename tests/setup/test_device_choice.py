@@ -11,7 +11,7 @@ import pytest
 from edgespec import load
 from edgespec.cli.main import main
 from edgespec.errors import DeviceUnavailable
-from edgespec.manifest import Manifest, read_manifest
+from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.setup import device_choice
 from edgespec.setup import open_model as opening
@@ -33,11 +33,6 @@ def found(name: str, option: str = "--device") -> Device:
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_choice, "find_device", found)
     monkeypatch.setattr(device_choice, "find_accelerator", {"gpu": GPU, "npu": None}.__getitem__)
-
-
-@pytest.fixture
-def manifest(tiny_model: Path) -> Manifest:
-    return read_manifest(tiny_model)
 
 
 def test_a_device_that_cannot_be_used_is_refused_unless_it_may_give_way() -> None:

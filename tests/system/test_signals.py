@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -19,15 +19,8 @@ from edgespec.cli import worker
 from edgespec.export.output import atomic_folder
 from edgespec.system.signals import defer_signals
 
+pytestmark = pytest.mark.usefixtures("heeds_ctrl_c")
 Importing = tuple[Callable[[str], ModuleType], list[str]]
-
-
-@pytest.fixture(autouse=True)
-def heeded() -> Iterator[None]:
-    """A shell's background jobs ignore Ctrl-C, and with them these tests."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

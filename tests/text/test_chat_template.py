@@ -25,11 +25,6 @@ START, END = 1, 2
 PROCESS = TemplateProcess()
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model: Path) -> Tokenizer:
-    return Tokenizer(tiny_model / "tokenizer.json")
-
-
 def encode(tokenizer: Tokenizer, *messages: Message, template: str | None = tiny.TEMPLATE) -> list[int]:
     return encode_chat(template, PROCESS.render, messages, tokenizer, {"bos_token": "<|endoftext|>"}).tolist()
 
