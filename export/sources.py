@@ -310,7 +310,10 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any], num_rows: int 
     """The vocabulary of a folder, without added tokens behind the rows of its embedding, where these are known."""
     path = folder / "tokenizer.json"
     if not path.exists():
-        raise SourceError(f"{folder} has no tokenizer.json; convert its tokenizer to the fast form first")
+        raise SourceError(
+            f"{folder} has no tokenizer.json; let transformers write it, by AutoTokenizer.from_pretrained(FOLDER)"
+            ".save_pretrained(FOLDER), or take a GGUF file of the model"
+        )
     tokenizer = open_tokenizer(path, SourceError, "fetch it again")
     settings = read_json(folder / "special_tokens_map.json", needed=False)  # of older folders
     settings |= read_json(folder / "tokenizer_config.json", needed=False)

@@ -70,7 +70,7 @@ def _manifest(path: Path, stated: dict[str, Any]) -> Manifest:
     shares_buffer = search.get("past_present_share_buffer", False)
     tokenizer_file = folder / "tokenizer.json"
     if not tokenizer_file.exists():
-        raise ManifestError(f"{tokenizer_file} does not exist; convert the tokenizer to the fast form first")
+        raise ManifestError(f"{tokenizer_file} does not exist; copy it from the model that the folder was made of")
     tokenizer = open_tokenizer(tokenizer_file, ManifestError, _ADVICE)
     bos, ends = model.get("bos_token_id"), model.get("eos_token_id")
     with translate_errors(tokenizer_file, ManifestError, _ADVICE):

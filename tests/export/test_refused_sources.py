@@ -187,7 +187,7 @@ def test_pickles_are_refused_and_never_loaded(
 def test_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
     tiny.write_huggingface(tmp_path / "hf", tiny.random_weights())
     (tmp_path / "hf" / "tokenizer.json").unlink()
-    assert_refused(tmp_path / "hf", tmp_path, "tokenizer.json")
+    assert_refused(tmp_path / "hf", tmp_path, "no tokenizer.json", "save_pretrained", "GGUF file")
 
 
 def test_cut_safetensors_is_refused(tmp_path: Path) -> None:
