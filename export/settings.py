@@ -50,6 +50,9 @@ class SourceSettings:
 
     def number(self, key: str, default: Any = None) -> float:
         """Raises SourceError: The value is not a positive number, or is too large for any model."""
+        return float(self._positive(key, default))  # the attributes of a graph tell 4 from 4.0
+
+    def _positive(self, key: str, default: Any) -> float:
         value = self.get(key, default)
         if isinstance(value, Sequence) and not isinstance(value, str) and len(set(map(repr, value))) == 1:
             value = value[0]  # of each layer, as newer converters write some
@@ -62,7 +65,7 @@ class SourceSettings:
 
     def count(self, key: str, default: Any = None) -> int:
         """Raises SourceError: The value is not a positive whole number, or is too large for any model."""
-        value = self.number(key, default)
+        value = self._positive(key, default)
         if not isinstance(value, int) or value >= _TOO_LARGE:
             raise SourceError(
                 f"{self.path}: {self.prefix}{key} is {value!r}, wanted a whole number below {_TOO_LARGE}"

@@ -112,7 +112,7 @@ OLD_CONFIGS = {  # as the models' own folders have them, without what transforme
             key: FAMILIES["gemma2"]["config"][key]
             for key in ("head_dim", "query_pre_attn_scalar", "sliding_window")
         },
-        "attn_logit_softcapping": 4.0,
+        "attn_logit_softcapping": 4,  # as programs write it that rewrite JSON
         "final_logit_softcapping": 6.0,
     },
     "phi3-longrope": {
