@@ -66,6 +66,8 @@ def _serve(options: argparse.Namespace) -> int:
     origins = parse_origins(options.allow_origin)
     limits = within_open_files(Limits(num_tokens=None if options.max_tokens == -1 else options.max_tokens))
     names = ModelNames(model_home(), options.model, options.context)
+    if names.own_name is None and parse(options.drafter).cascades:
+        info(f"the drafter '{options.drafter}' is not used: a model drafts only for the MODEL given to serve")
     with ExitStack() as opened:
         listening = opened.enter_context(open_socket(options.host, options.port))
         servers = edgespec.McpServers(*options.mcp, allow="all", report=info) if options.mcp else None

@@ -63,6 +63,16 @@ def test_a_port_in_use_is_told_before_a_model_is_loaded(
     assert "--port 0" in capsys.readouterr().err
 
 
+def test_a_drafter_model_without_a_model_to_draft_for_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
+    with open_socket("127.0.0.1", 0) as taken:
+        for drafter, is_told in (("ngran", True), ("ngram", False)):
+            assert main(["serve", "--drafter", drafter, "--port", str(taken.getsockname()[1])]) == 1
+            assert (f"the drafter '{drafter}' is not used" in capsys.readouterr().err) == is_told
+
+
 def test_nothing_is_downloaded_for_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even the model of the command line, whose folder may be gone when it is loaded once more."""
     asked: list[dict[str, Any]] = []
