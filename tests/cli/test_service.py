@@ -233,6 +233,12 @@ def test_what_would_not_run_is_not_installed(
     assert not (tmp_path / "settings").exists()
 
 
+def test_help_offers_no_key_as_install_refuses_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["service", "install", "--help"])
+    assert "--api-key" not in capsys.readouterr().out
+
+
 def test_a_port_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
