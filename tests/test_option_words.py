@@ -20,11 +20,6 @@ from edgespec.system.tables import read_table
 
 HOUSE = Path(edgespec.__file__).parents[1]
 FLAG = re.compile(r"--[a-z][a-z-]*")
-# Options of commands that no function of Python takes; functions raise no error that names one.
-OF_COMMANDS = {
-    "--vocab-subset", "--vocab-corpus", "--exporter", "--drafter-precision", "--api-key", "--host", "--port",
-    "--max-models", "--allow-origin", "--quiet", "--no-supervisor", "--verbose",
-}  # fmt: skip
 
 
 @cache

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,6 @@ def hang() -> None:
 def _hidden() -> None:
     pass
 '''
-Run = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")

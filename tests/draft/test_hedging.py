@@ -13,7 +13,6 @@ from edgespec.draft.hedging import behind, choose, typical_branching
 from edgespec.draft.model_drafter import Guess, step_of
 from edgespec.draft.model_rates import ModelRates, others_key
 
-TEXT = np.array([1, 2, 3], np.int32)
 FREE = (1.0,) * 32
 
 

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from edgespec.setup.snapshot import LocalSource
 from edgespec.types import Logits, TokenIds
 
 WEIGHTS = made_heads.quiet(made_heads.target_weights())
-Half = Callable[..., PairHalf]
 
 
 @pytest.fixture(scope="module")

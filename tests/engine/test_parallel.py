@@ -16,7 +16,6 @@ from double import Double
 from threads_left import wait_for_threads_since
 
 from edgespec import Completion, Engine, MemoryExhausted, SamplingParams, UsageError, load
-from edgespec.decoding.pass_queue import Caller
 from edgespec.engine.target_caches import TargetCaches
 from edgespec.runtimes.passes import Passes
 
@@ -139,10 +138,6 @@ def test_an_answer_that_fails_harms_no_other(
                 failing.result()
         monkeypatch.undo()
         assert ask(engine, 4).token_ids == lone[4].token_ids
-
-
-def callers_of(engine: Engine) -> list[Caller]:
-    return [stream._reading.ticket.caller for stream in engine._streams]
 
 
 def test_a_short_request_beside_three_long_ones_has_its_first_token_within_three_passes(tiny_model: Path) -> None:
