@@ -323,7 +323,7 @@ def runners_among(tools: Sequence[Any], *, is_asked: bool) -> Mapping[str, Runne
         if isinstance(tool, Tool) and tool.run:
             if not (is_asked or tool.is_allowed):
                 raise UsageError(
-                    f"{tool.name} is a tool of an MCP server, which is run after a yes alone: give may_call, or "
+                    f"{tool.name} is a tool of an MCP server, which needs permission to run: give may_call, or "
                     "name it in allow of McpServers"
                 )
             runners[tool.name] = tool.run
