@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,22 @@ def _awq_levels(weight: StoredIntegers, start: int, stop: int) -> Bytes:
     first = start // 8
     words = np.ascontiguousarray(weight.array()[:, first : -(-stop // 8)])
     return np.ascontiguousarray(_awq_unpack(words).T[start - 8 * first : stop - 8 * first])
+
+
+# AutoRound: packed as the methods above do, of GPTQ as its first or its second version.
+_PACKINGS: dict[str, tuple[Callable[[Checkpoint], Iterator[tuple[str, StoredTensor]]], str]] = {
+    **dict.fromkeys(("auto_round:auto_gptq", "auto_round:gptq", "auto_round:gptqmodel"), (_gptq, "gptq")),
+    "auto_round": (_gptq, "gptq_v2"),
+    **dict.fromkeys(("auto_round:auto_awq", "auto_round:awq"), (_awq, "")),
+}
+
+
+def _auto_round(found: Checkpoint) -> Iterator[tuple[str, StoredTensor]]:
+    packing = str(found.stated.get("packing_format", "auto_round:auto_gptq"))
+    if packing not in _PACKINGS:
+        raise _unread(found.path, f"quantised by AutoRound as {packing}")
+    read, layout = _PACKINGS[packing]
+    return read(replace(found, stated={**found.stated, "checkpoint_format": layout}))
 
 
 # compressed-tensors: weight_packed [rows, words of columns], or weight in 8 bits; weight_scale [rows, groups], or
@@ -390,6 +407,7 @@ def _mxfp4_rows(blocks: StoredIntegers, scales: StoredIntegers, start: int, stop
 _METHODS: dict[str, Callable[[Checkpoint], Iterator[tuple[str, StoredTensor]]]] = {
     "gptq": _gptq,
     "awq": _awq,
+    "auto-round": _auto_round,
     "compressed-tensors": _compressed,
     "fp8": _fp8,
     "fbgemm_fp8": _fp8,

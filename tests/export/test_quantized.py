@@ -64,6 +64,21 @@ METHODS: dict[str, tuple[dict[str, Any], Method, int]] = {
         0,
     ),
     "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm"}, partial(quantizers.awq, size=128), 4),
+    "auto-round": (
+        {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4},
+        partial(quantizers.gptq, bits=4, size=64, symmetric=False),
+        4,
+    ),
+    "auto-round v2": (
+        {"quant_method": "auto-round", "packing_format": "auto_round", "bits": 4},
+        partial(quantizers.gptq, bits=4, size=64, symmetric=False, v2=True),
+        4,
+    ),
+    "auto-round as awq": (
+        {"quant_method": "auto-round", "packing_format": "auto_round:auto_awq", "bits": 4},
+        partial(quantizers.awq, size=128),
+        4,
+    ),
     "packed": (
         {
             "quant_method": "compressed-tensors",
@@ -342,6 +357,7 @@ def test_experts_keep_their_integers_in_the_blocks_of_their_kernel(tmp_path: Pat
     [
         ("gptq", {"quant_method": "hqq"}, "is quantised by hqq, which is not read; get the model unquantised"),
         ("gptq", {"quant_method": "gptq", "checkpoint_format": "marlin"}, "layout marlin"),
+        ("gptq", {"quant_method": "auto-round", "packing_format": "auto_round:fp8"}, "as auto_round:fp8"),
         ("awq", {"quant_method": "awq", "version": "gemv"}, "AWQ in 4 bits for gemv"),
         ("int8", {"quant_method": "fp8"}, "weights of type I8"),
         ("fp8", {"quant_method": "fp8", "weight_block_size": [64, 64]}, "scales"),
