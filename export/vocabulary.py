@@ -173,7 +173,10 @@ def _tokenizer(
     if kind == "llama":
         return _sentencepiece(pieces, _merges_by_score(path, pieces, get("scores"), types), types, prefix)
     if kind != "gemma4":
-        raise SourceError(f"{path} has a tokenizer of kind '{kind}'; known are gpt2, llama and gemma4")
+        raise SourceError(
+            f"{path} has a tokenizer of kind '{kind}'; take the model's safetensors, with a tokenizer.json; "
+            "known are gpt2, llama and gemma4"
+        )
     tokenizer = _checked(path, lambda: _sentencepiece(pieces, _stated_merges(path, get("merges")), types, prefix))
     # No merge joins a line end to something else.
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
@@ -240,7 +243,10 @@ def _count_real(pieces: list[str], types: list[int], num_rows: int | None) -> in
 def _byte_level(path: object, pieces: list[str], merges: Any, pre: str) -> Tokenizer:
     if pre not in _PATTERNS:
         known = ", ".join(sorted(_PATTERNS))
-        raise SourceError(f"{path} names the pre-tokenizer '{pre}'; known are {known}")
+        raise SourceError(
+            f"{path} names the pre-tokenizer '{pre}', and not how it cuts text; take the model's safetensors, "
+            f"where tokenizer.json says how; known are {known}"
+        )
     pairs = _stated_merges(path, merges)
     vocab = {piece: token for token, piece in enumerate(pieces)}
     first = pre in (*_TRAITS["bos_first"], *_TRAITS["whole_words"])
