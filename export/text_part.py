@@ -28,12 +28,12 @@ def decoder_part(settings: Mapping[str, Any], stored: Tensors) -> tuple[dict[str
         inner = {**(settings if inner is None else inner), "model_type": architecture}
     if family := _PARTS["text_of"].get(architecture):
         inner = {**(settings.get("text_config") or settings), "model_type": family}
-    if inner:
-        stored = {
-            name.replace("language_model.", "", 1): tensor
-            for name, tensor in stored.items()
-            if not name.removeprefix("model.").startswith(_PARTS["senses"])
-        }
+    # Fine-tunes of the text alone may keep this part of a name, and some of transformers 5 wrote it three times.
+    stored = {
+        name.replace("language_model.", ""): tensor
+        for name, tensor in stored.items()
+        if not (inner and name.removeprefix("model.").startswith(_PARTS["senses"]))
+    }
     given = {**settings, **(inner or {})}
     family = str(given.get("model_type")).removesuffix("_text")
     given = with_defaults(family, given)
