@@ -34,7 +34,7 @@ from edgespec.decoding.decoder import CHAINS, Can, Decoder, Pass
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, device_key, import_onnxruntime
 from edgespec.runtimes.pass_shapes import PaddedPass
-from edgespec.system.system_info import physical_cores, processor_name
+from edgespec.system.system_info import cpuinfo_line, physical_cores, processor_name
 from edgespec.system.typed_json import RecordFile
 from edgespec.types import Logits, Report, TokenIds
 
@@ -306,12 +306,12 @@ def proof_key(manifest: Manifest, device: Device, num_threads: int | None, can: 
 
 def _kernels_key(manifest: Manifest, device: Device, num_threads: int | None) -> str:
     """The graph, the device, ONNX Runtime, and what its kernels are chosen by."""
-    graph = manifest.files.get(manifest.graph)
+    graph, listed = manifest.files.get(manifest.graph), cpuinfo_line("flags", "Features")
     parts = [
         f"{manifest.graph} {graph.sha256[:16] if graph else manifest.precision}",
         f"{device.provider} {device_key(device)}",
         f"onnxruntime {import_onnxruntime().__version__}",
-        f"{processor_name()} {platform.machine()} {_instruction_sets()}",
+        f"{processor_name()} {platform.machine()} " + (f"{zlib.crc32(listed.encode()):08x}" if listed else ""),
         f"L2 {read_l2_bytes()}",
         f"{device.host_threads or num_threads or physical_cores()} threads of {os.cpu_count()}",
     ]
@@ -346,12 +346,3 @@ def write_row_proof(folder: Path, key: str, proof: RowProof, report: Report = la
 def proofs_of(folder: Path) -> RecordFile[RowProof]:
     """The proofs of a model folder by proof_key; one that cannot be used is made again."""
     return RecordFile(folder / FILE_NAME, dict[str, RowProof], "proofs", version=_VERSION, most=64)
-
-
-def _instruction_sets() -> str:
-    """A short name for what the processor says it can do; empty where the system does not list it."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith(("flags", "Features")):
-                return f"{zlib.crc32(line.encode()):08x}"
-    return ""

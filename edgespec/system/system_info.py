@@ -33,12 +33,18 @@ def system_info() -> dict[str, str]:
 
 
 @cache  # the file has hundreds of kB on a machine of many cores
-def processor_name() -> str:
-    with suppress(OSError):  # Linux has it in this file alone
+def cpuinfo_line(*beginnings: str) -> str:
+    """The first line of Linux's /proc/cpuinfo that begins in one of these ways; empty where there is none."""
+    with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+            if line.startswith(beginnings):
+                return line
+    return ""
+
+
+def processor_name() -> str:
+    line = cpuinfo_line("model name")  # where alone Linux has it
+    return line.partition(":")[2].strip() if line else platform.processor() or platform.machine()
 
 
 def physical_cores() -> int:
@@ -53,16 +59,13 @@ def physical_cores() -> int:
         return min(found, len(psutil.Process().cpu_affinity()) or found)
     if sys.platform != "linux":
         return found
-    bounds = [found, _cores_of(os.sched_getaffinity(0))]
+    own = os.sched_getaffinity(0)
+    bounds = [found, len(own)]
+    with suppress(OSError):
+        bounds.append(len({Path(_SIBLINGS.format(each)).read_text() for each in own}))
     with suppress(OSError):
         bounds += cpu_quotas(OWN_GROUPS.read_text(encoding="utf-8"), CGROUP_MOUNT)
     return min(bounds)
-
-
-def _cores_of(processors: set[int]) -> int:
-    with suppress(OSError):
-        return len({Path(_SIBLINGS.format(each)).read_text() for each in processors})
-    return len(processors)
 
 
 def cpu_quotas(groups: str, mount: Path) -> Iterator[int]:
