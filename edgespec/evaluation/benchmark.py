@@ -26,6 +26,7 @@ from edgespec.evaluation.prompts import BenchPrompt
 from edgespec.evaluation.results import build_document, ratio_of
 from edgespec.evaluation.timed_answer import TimedAnswer, clear_cache, settle, time_answer
 from edgespec.system.system_info import peak_rss_bytes, system_info
+from edgespec.system.units import format_count
 
 VERSION = 2
 _EVERY_S = 5.0  # between two lines of progress within an answer
@@ -108,21 +109,22 @@ def measure(
     run.num_judged_before = known_texts.count("near_tie") + known_texts.count("different")
     if journal:
         journal.begin(_with_memory(setup, engine))
-    num_answers = rounds * len(prompts)
-    report(f"measuring {num_answers} answers, each with and without drafts; one more comes before, to warm up")
+    num_prompts = rounds * len(prompts)  # each of one turn or several
+    counts = f"{format_count(len(prompts), 'prompt')} in {format_count(rounds, 'round')}"
+    report(f"measuring {counts}, each with and without drafts; one more answer comes before, to warm up")
     run.warm_up(prompts[0].turns[0])
     begun_s, num_before = monotonic(), len(done)
     for place in schedule(prompts, rounds):
         if journal and journal.is_done(place.round, place.prompt):
             continue
-        run.told = f"answer {len(done) + 1} of {num_answers}"
+        run.told = f"prompt {len(done) + 1} of {num_prompts}"
         unit = run.answer(prompts[place.prompt], place)
         done.append(unit)
         if journal:
             journal.add(unit)
-        left_s = (monotonic() - begun_s) / (len(done) - num_before) * (num_answers - len(done))
+        left_s = (monotonic() - begun_s) / (len(done) - num_before) * (num_prompts - len(done))
         left = f", about {left_s / 60:.0f} min left" if left_s > _LONG_S else ""
-        report(f"{len(done)} of {num_answers} answered, round {place.round + 1} of {rounds}{left}")
+        report(f"{len(done)} of {num_prompts} answered, round {place.round + 1} of {rounds}{left}")
     turns, known_peers = gather(done)
     if not turns:
         raise UsageError("every prompt was left out; none fits the context of this model")

@@ -488,10 +488,10 @@ def test_prompt_too_long_is_left_out_and_a_long_answer_reported_as_it_comes(
     with load(tiny_model) as engine:
         measure(engine, read_prompts(path, None), max_tokens=5, sampling=SamplingParams(), report=reported.append)
     assert sum("left out one prompt" in line for line in reported) == 1
-    assert any("measuring 2 answers, each with and without drafts" in line for line in reported)
+    assert any("measuring 2 prompts in 1 round, each with and without drafts" in line for line in reported)
     assert "1 of 2 answered, round 1 of 1, about 0 min left" in reported
     assert "2 of 2 answered, round 1 of 1" in reported
-    assert {"answer 1 of 2: 2 passes of the model", "answer 2 of 2: 2 passes of the model"} & {*reported}
+    assert {"prompt 1 of 2: 2 passes of the model", "prompt 2 of 2: 2 passes of the model"} & {*reported}
 
 
 def test_prompts_keep_their_line_separators_and_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
