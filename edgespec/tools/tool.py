@@ -127,7 +127,11 @@ def _parse_tool(given: Any, where: str) -> Tool:
         return replace(given, place=where) if given.place == "tools" else given
     if callable(given):
         name = _require_name(getattr(given, "__name__", ""), where)
-        return Tool(name=name, description=describe_function(given), parameters=schema_of(given), place=where)
+        try:
+            parameters = schema_of(given)
+        except UsageError as error:
+            raise ToolError(str(error), field=where) from None
+        return Tool(name=name, description=describe_function(given), parameters=parameters, place=where)
     if not isinstance(given, Mapping):
         raise _wrong(where, f"is {reprlib.repr(given)}; wanted an object with type and function, or a function")
     if given.get("type", "function") != "function":

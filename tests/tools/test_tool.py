@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import msgspec
 import pytest
 
-from edgespec.errors import UsageError
+from edgespec.errors import ToolError, UsageError
 from edgespec.text.chat_template import CallMessage, ResultMessage, parse_calls, require_answerable
 from edgespec.tools.function_arguments import describe_function, schema_of
 from edgespec.tools.tool import Tool, ToolCall, parse_choice, parse_tools
@@ -92,8 +92,9 @@ def test_fields_of_a_docstring_describe_arguments_too() -> None:
 
 
 def test_a_function_whose_arguments_have_no_names_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"forecast has the argument \*\*_"):
-        schema_of(forecast)
+    with pytest.raises(ToolError, match=r"^forecast has the argument \*\*_") as refused:
+        parse_tools([forecast])
+    assert refused.value.field == "tools[0]"
     with pytest.raises(UsageError, match="no JSON schema"):
         schema_of(lambda_with(object()))
 
