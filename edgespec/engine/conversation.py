@@ -107,6 +107,9 @@ class Conversation:
     @property
     def rounds(self) -> tuple[Round, ...]:
         """All messages of the user with their answers, the oldest first."""
+        if self._now.is_unanswered and self._reply() is None:
+            with self._lock:  # held while an answer begins, which nobody has yet
+                self._take_let_go()
         return self._now.rounds
 
     @property
@@ -405,7 +408,11 @@ class Conversation:
             raise UsageError(
                 "this conversation is being answered; read that answer to its end or close it, and ask again then"
             )
-        if reply is None:
+        self._take_let_go()
+
+    def _take_let_go(self) -> None:
+        """Take what was read of an answer whose reader let it go, maybe in its midst."""
+        if self._reply() is None:
             self._take_made()
 
     def _take_made(self) -> None:

@@ -138,6 +138,7 @@ def test_undo_takes_back_an_answer_as_a_transcript_has_it(num_read: int, is_let_
     kept = conversation.transcript()
     if is_let_go:
         del reply
+        assert conversation.messages == kept.messages
     removed = conversation.undo()
     assert removed is not None
     assert removed.answer == ("1: one " if num_read else "0: one two")
