@@ -216,6 +216,10 @@ def _read(path: Path) -> str:
         if stat.S_ISFIFO(path.stat().st_mode):  # which would be waited for
             raise UsageError(f"{path} is a pipe; put a file there, or name one with EDGESPEC_CONFIG")
         return read_text(path, _LARGEST_BYTES)
+    except FileNotFoundError:
+        raise UsageError(
+            f"there is no file {path}, which EDGESPEC_CONFIG names; edgespec config set NAME VALUE creates it"
+        ) from None
     except OSError as error:
         raise UsageError(f"cannot read {path} ({error.strerror}); repair it or unset EDGESPEC_CONFIG") from None
     except ValueError as error:

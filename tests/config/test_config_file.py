@@ -110,7 +110,7 @@ def test_invalid_settings_are_refused_with_their_line(
 
 
 def test_file_that_is_named_must_be_there(path: Path) -> None:
-    with pytest.raises(UsageError, match="No such file"):
+    with pytest.raises(UsageError, match="config set NAME VALUE creates it"):
         read_file(path)
 
 
