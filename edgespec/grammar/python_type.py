@@ -7,7 +7,10 @@ of pydantic, which are known by their own methods. Knows nothing of grammars.
 import json
 import re
 import reprlib
+import sys
+import typing
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec.inspect
@@ -81,6 +84,8 @@ def type_schema(kind: Any) -> dict[str, Any]:
         return schema
 
     try:
+        if adapter := _adapter_of(kind):
+            return dict(adapter.json_schema(ref_template="#/$defs/{model}"))
         found = msgspec.json.schema(kind, schema_hook=of_pydantic)
     except Exception as error:  # pydantic has errors of its own
         said = (str(error) or type(error).__name__).splitlines()[0]
@@ -92,6 +97,17 @@ def type_schema(kind: Any) -> dict[str, Any]:
             if pattern := _PATTERNS.get(str(part.get("contentEncoding") or part.get("format"))):
                 part["pattern"] = pattern
     return found
+
+
+def _adapter_of(kind: Any) -> Any:
+    """What pydantic reads a type by of which its Field says more, as in Annotated[int, Field(ge=1)]; or None."""
+    waiting = [kind]
+    for each in waiting:
+        if any(type(part).__module__ == "pydantic.fields" for part in getattr(each, "__metadata__", ())):
+            with suppress(RuntimeError):  # it does not read all types that msgspec does
+                return sys.modules["pydantic"].TypeAdapter(kind)
+        waiting += typing.get_args(each)
+    return None
 
 
 def typed_value(kind: Any, value: Any) -> Any:
@@ -136,6 +152,8 @@ def _read_value(stated: Any, text: str) -> Any:
         return json.loads(text)
     if hasattr(stated, "model_validate_json"):
         return stated.model_validate_json(text)
+    if adapter := _adapter_of(stated):
+        return adapter.validate_json(text)
     try:
         return msgspec.json.decode(text, type=stated, dec_hook=typed_value)
     except msgspec.ValidationError as error:
@@ -147,6 +165,8 @@ def _read_value(stated: Any, text: str) -> Any:
 
 def convert_value(stated: Any, value: Any) -> Any:
     """A value of JSON, or its text, in the type that stated is; raises ValueError: It is none."""
+    if adapter := _adapter_of(stated):
+        return adapter.validate_json(msgspec.json.encode(value))
     try:
         return msgspec.convert(value, stated, strict=False, dec_hook=typed_value)
     except msgspec.ValidationError as error:

@@ -67,11 +67,21 @@ def _schema(hint: Any, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
         schema = type_schema(hint)
     except TypeError as error:
         raise UsageError(f"{where} of the type {hint}, which has no JSON schema ({error}); use another") from None
-    for kind in _times_in(hint):  # msgspec writes the format of those that must have a zone alone
-        for part in (schema, schema.get("items"), *schema.get("anyOf", ())):
-            if isinstance(part, dict) and part.get("type") == "string":
-                part.setdefault("format", _FORMATS[kind])
-    return schema, schema.pop("$defs", {})
+    parts: dict[str, Any] = schema.pop("$defs", {})
+    waiting, classes = [(schema, hint)], set[type]()
+    while waiting:
+        stated, inner = waiting.pop()
+        for kind in _times_in(inner):  # msgspec writes the format of those that must have a zone alone
+            for part in (stated, stated.get("items"), *stated.get("anyOf", ())):
+                if isinstance(part, dict) and part.get("type") == "string":
+                    part.setdefault("format", _FORMATS[kind])
+        for each in (inner, *typing.get_args(inner)):
+            fields = parts.get(getattr(each, "__name__", ""), {}).get("properties", {})
+            if fields and each not in classes:
+                classes.add(each)
+                hints = typing.get_type_hints(each, include_extras=True)
+                waiting += [(fields[name], hints[name]) for name in fields.keys() & hints.keys()]
+    return schema, parts
 
 
 def _times_in(hint: Any) -> Iterator[type[datetime | time]]:

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from enum import Enum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 import pytest
 
 from edgespec import ToolCall
@@ -20,6 +21,10 @@ class Unit(Enum):
 class Place:
     city: str
     height: float = 0.0
+
+
+class Point(msgspec.Struct):
+    x: int
 
 
 def plan(
@@ -66,6 +71,43 @@ def test_the_model_is_told_how_to_write_times() -> None:
     assert stated["at"] == {"type": "string", "format": "date-time"}
     assert {"type": "string", "format": "date-time"} in stated["until"]["anyOf"]
     assert {"type": "string", "format": "time"} in stated["daily"]["anyOf"]
+
+
+@dataclass
+class Meeting:
+    place: str
+    begins: datetime
+    breaks: list[time]
+
+
+def test_the_model_is_told_how_to_write_the_times_of_a_class() -> None:
+    def meet(meetings: list[Meeting]) -> None: ...
+
+    stated = schema_of(meet)["$defs"]["Meeting"]["properties"]
+    assert stated["begins"] == {"type": "string", "format": "date-time"}
+    assert stated["breaks"]["items"] == {"type": "string", "format": "time"}
+    assert stated["place"] == {"type": "string"}
+
+
+def test_what_a_field_of_pydantic_says_of_an_argument_counts() -> None:
+    field = pytest.importorskip("pydantic", reason="needs the package pydantic").Field
+
+    def plan(day, num, place) -> None:  # type: ignore[no-untyped-def]
+        ...
+
+    plan.__annotations__ = {
+        "day": Annotated[date, field(description="the first day", ge=date(2026, 1, 1))],
+        "num": Annotated[int, field(ge=1, le=5)] | None,
+        "place": Annotated[Point, field(description="where")],  # which pydantic does not read
+    }
+    stated = schema_of(plan)["properties"]
+    assert stated["day"] == {"type": "string", "format": "date", "description": "the first day"}
+    assert {"type": "integer", "minimum": 1, "maximum": 5} in stated["num"]["anyOf"]
+    good = {"day": "2026-01-02", "num": "3", "place": {"x": 1}}
+    assert typed_arguments(plan, good) == {"day": date(2026, 1, 2), "num": 3, "place": Point(1)}
+    for wrong in ({"day": "2025-12-31"}, {"num": 6}):
+        with pytest.raises(ValueError, match=f"the argument '{next(iter(wrong))}' is wrong"):
+            typed_arguments(plan, good | wrong)
 
 
 def test_texts_beside_times_are_no_times() -> None:
