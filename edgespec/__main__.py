@@ -43,6 +43,8 @@ def _open_closed_streams() -> None:
 
 
 def _run() -> int:
+    # The library would start a thread for each core, of which a call with one text uses none.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from edgespec.cli.supervisor import WORKER, supervise, supervised_command
 
     if WORKER in os.environ:

@@ -21,6 +21,7 @@ from edgespec.runtimes.plugins import Missing, driver_fix
 from edgespec.system.cancel import Cancel
 from edgespec.system.processes import environment_variable
 from edgespec.system.system_info import physical_cores
+from edgespec.system.threads import NO_THREAD
 
 # A dimension is a number, or a word where any number has to be allowed, or _ANY where the graph may choose.
 _Dimensions = Sequence[int | str | None]
@@ -255,6 +256,8 @@ def translate_error(error: Exception, doing: str, kind: type[EdgeSpecError] = Ed
     """An error of edgespec's own for one that ONNX Runtime raised."""
     if is_memory_error(error):
         return MemoryExhausted(f"out of memory while {doing}; close other programs or use a smaller model")
+    if "pthread_create failed" in str(error):
+        return MemoryExhausted(NO_THREAD)
     is_lost = any(words in str(error).lower() for words in _LOST)
     advice = (
         "; the GPU or its driver gave up, or another program holds it: try again, or use --device cpu" * is_lost

@@ -34,11 +34,10 @@ from edgespec.config.options import OPTIONS
 from edgespec.system.console import discard_output, give_up_stdout, info, log_to_stderr, print_stderr, warn
 from edgespec.system.signals import exit_on_signals, ignore_ctrl_c
 from edgespec.system.tables import read_table
-from edgespec.system.threads import hand_over_soon
+from edgespec.system.threads import NO_THREAD, hand_over_soon
 
 _INTERRUPTED = 130
 _NO_MEMORY = "out of memory; close other programs or use a smaller model"
-_NO_THREAD = "no further thread can be started; close other programs, or raise ulimit -u or the container's limit"
 _LOG = logging.getLogger(__name__)
 # How each command adds its arguments; commands.toml has its line of help, and examples.
 _COMMANDS: dict[str, Callable[[CommandParser], None]] = {
@@ -106,7 +105,7 @@ def main(
     except RuntimeError as error:
         if str(error) != "can't start new thread":
             raise
-        return _report_failure(_NO_THREAD, EdgeSpecError.exit_code)
+        return _report_failure(NO_THREAD, EdgeSpecError.exit_code)
     except OSError as error:
         if error.errno == errno.ENOMEM:
             discard_output(sys.stdout)

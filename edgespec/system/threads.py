@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from edgespec.errors import EdgeSpecError
 
 T = TypeVar("T")
+NO_THREAD = "no further thread can be started; close other programs, or raise ulimit -u or the container's limit"
 # By default a thread that computes keeps the interpreter for 5 ms at a time; a pass of a fast GPU takes 3.
 # Not less than this: what Python does between two passes would be interrupted itself.
 _SWITCH_S = 2e-4

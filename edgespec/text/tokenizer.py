@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer as _Tokenizer
 
-from edgespec.errors import ManifestError, ModelError
+from edgespec.errors import ManifestError, MemoryExhausted, ModelError
 from edgespec.system.text_files import decode_text, read_plain
+from edgespec.system.threads import NO_THREAD
 from edgespec.text.special_tokens import special_pattern
 from edgespec.text.tokenizer_check import require_harmless
 from edgespec.tools import channels
@@ -63,6 +64,8 @@ def translate_errors(path: object, kind: type[ModelError], advice: str) -> Itera
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
+        if "ThreadPoolBuildError" in str(error):
+            raise MemoryExhausted(NO_THREAD) from None
         raise kind(f"{path} is not a usable tokenizer ({error}); {advice}") from None
 
 

@@ -9,12 +9,13 @@ import pytest
 import tiny
 from calls import decoder, random_calls
 
-from edgespec.errors import ContextOverflow, DeviceUnavailable, EdgeSpecError, ManifestError
+from edgespec.errors import ContextOverflow, DeviceUnavailable, EdgeSpecError, ManifestError, MemoryExhausted
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.device_checks import DeviceChecks
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.runtimes.session import translate_error
 from edgespec.setup.open_model import ModelFolder, open_model
 
 
@@ -142,3 +143,11 @@ def test_a_signature_that_no_export_has_is_tried_and_one_at_the_wrong_places_ref
     assert not crossed.is_plain
     with pytest.raises(ManifestError, match=r"what the signature in edgespec\.json says; export"):
         open_model(ModelFolder(tiny_model, replace(manifest, signature=crossed)), find_device("cpu"))
+
+
+def test_a_limit_on_threads_is_told_in_words() -> None:
+    told = translate_error(
+        RuntimeError("env.cc:327 PosixThread pthread_create failed, error code: 11"), "loading x"
+    )
+    assert isinstance(told, MemoryExhausted)
+    assert str(told).startswith("no further thread can be started; close other programs")

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psutil import Process
 
-from edgespec.errors import ManifestError
+from edgespec.errors import ManifestError, MemoryExhausted
 from edgespec.export.vocabulary import vocabulary_from_gguf
 from edgespec.text import tokenizer_check
-from edgespec.text.tokenizer import TextStream, Tokenizer
+from edgespec.text.tokenizer import TextStream, Tokenizer, translate_errors
 
 METADATA = {
     "tokenizer.ggml.model": "gpt2",
@@ -493,3 +493,14 @@ def test_white_space_that_a_special_token_absorbs_is_looked_for_once(tmp_path: P
     itself = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     for text in ("a  <mask> b", " \n<mask>", "a \t<mask> <mask>  <|im_end|>", "  <mask", " " * 131_000 + "a"):
         assert tokenizer.encode(text, special=True).tolist() == itself.encode(text).ids
+
+
+def test_a_limit_on_threads_is_no_fault_of_the_tokenizer() -> None:
+    said = (
+        "The global thread pool has not been initialized.: ThreadPoolBuildError { kind: IOError(Os { code: 11 }) }"
+    )
+    with (
+        pytest.raises(MemoryExhausted, match="no further thread can be started"),
+        translate_errors("tokenizer.json", ManifestError, "export the model again"),
+    ):
+        raise Exception(said)
