@@ -85,7 +85,9 @@ def type_schema(kind: Any) -> dict[str, Any]:
 
     try:
         if adapter := _adapter_of(kind):
-            return dict(adapter.json_schema(ref_template="#/$defs/{model}"))
+            schema: dict[str, Any] = adapter.json_schema(ref_template="#/$defs/pydantic.{model}")
+            shared.update({f"pydantic.{name}": part for name, part in schema.pop("$defs", {}).items()})
+            return schema | ({"$defs": shared} if shared else {})
         found = msgspec.json.schema(kind, schema_hook=of_pydantic)
     except Exception as error:  # pydantic has errors of its own
         said = (str(error) or type(error).__name__).splitlines()[0]

@@ -92,17 +92,20 @@ def test_the_model_is_told_how_to_write_the_times_of_a_class() -> None:
 def test_what_a_field_of_pydantic_says_of_an_argument_counts() -> None:
     field = pytest.importorskip("pydantic", reason="needs the package pydantic").Field
 
-    def plan(day, num, place) -> None:  # type: ignore[no-untyped-def]
+    def plan(day, num, place, best=None, others=None) -> None:  # type: ignore[no-untyped-def]
         ...
 
     plan.__annotations__ = {
         "day": Annotated[date, field(description="the first day", ge=date(2026, 1, 1))],
         "num": Annotated[int, field(ge=1, le=5)] | None,
         "place": Annotated[Point, field(description="where")],  # which pydantic does not read
+        "best": Meeting,
+        "others": Annotated[list[Meeting], field(min_length=1)],
     }
     stated = schema_of(plan)["properties"]
     assert stated["day"] == {"type": "string", "format": "date", "description": "the first day"}
     assert {"type": "integer", "minimum": 1, "maximum": 5} in stated["num"]["anyOf"]
+    assert stated["others"]["items"] == {"$ref": "#/$defs/pydantic.Meeting"}
     good = {"day": "2026-01-02", "num": "3", "place": {"x": 1}}
     assert typed_arguments(plan, good) == {"day": date(2026, 1, 2), "num": 3, "place": Point(1)}
     for wrong in ({"day": "2025-12-31"}, {"num": 6}):
