@@ -86,8 +86,9 @@ def _require_key(decoder: Decoder) -> tuple[str, Cache]:
     cache, key = decoder.cache, find_key(decoder)
     if cache is None or key is None:
         raise ModelError(
-            "the KV cache of this model cannot be saved: that takes a model that edgespec exported, on the CPU, "
-            "without drafting heads or trees of drafts; load such a model with device='cpu', drafter='suffix'"
+            "the KV cache of this model cannot be saved: that takes a model without recurrent layers that "
+            "edgespec exported, on the CPU, without drafting heads or trees of drafts; load such a model with "
+            "device='cpu', drafter='suffix'"
         )
     return key, cache
 

@@ -57,8 +57,8 @@ class KeptPrefixes:
         name, key = one_line(name), engine.prefix_key
         if key is None:
             _LOG.warning(
-                "%s: its KV cache cannot be saved: that takes a model that edgespec exported, on the CPU, "
-                "without drafting heads or trees of drafts",
+                "%s: its KV cache cannot be saved: that takes a model without recurrent layers that edgespec "
+                "exported, on the CPU, without drafting heads or trees of drafts",
                 name,
             )
             return
