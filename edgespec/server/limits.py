@@ -71,11 +71,11 @@ class Admission:
         """The result of work in a thread, which goes on without its client and keeps a place until it ends."""
         running = asyncio.ensure_future(work)
         try:
-            return await asyncio.shield(running)
+            await asyncio.wait([running])  # asyncio.shield would log what fails later, since Python 3.14
+            return running.result()
         except asyncio.CancelledError:
-            if not running.done():
-                self.num_taken += 1
-                running.add_done_callback(self._leave)
+            self.num_taken += 1
+            running.add_done_callback(self._leave)
             raise
 
     def _leave(self, work: "asyncio.Future[Any]") -> None:

@@ -142,7 +142,8 @@ class ModelHost:
         lease = Lease(name, priority)
         await self._enter(lease)
         try:
-            await asyncio.shield(lease.model.loading)
+            await asyncio.wait([lease.model.loading])  # another request may want what a client no longer waits for
+            lease.model.loading.result()
             yield lease
         finally:
             self._leave(lease)

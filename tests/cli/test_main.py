@@ -350,8 +350,8 @@ def test_export_json_is_the_manifest(capsys: pytest.CaptureFixture[str], tiny_gg
         (["config", "set", "max-tokens", "0"], 2, "wanted a whole number from 1, or -1 for no limit"),
         (["chat", "{model}", "--prompt", "x", "--draft-length", "x"], 2, "draft length"),
         (["chat", "{model}", "--prompt", "x", "--drafter", "nothing-known"], 3, "nothing-known"),
-        (["chat", "{model}", "--prompt", "x", "--drafter", "x" * 300], 3, "cannot be opened (File name too long)"),
-        (["chat", "x" * 300, "--prompt", "x"], 3, "give a name, a folder or a file"),
+        (["chat", "{model}", "--prompt", "x", "--drafter", "x" * 300], 3, "x" * 200),
+        (["chat", "x" * 300, "--prompt", "x"], 3, "x" * 200),
         (["chat", "{model}", "--prompt", "x", "--drafter", "{model}+{model},suffix"], 2, "are called 'tiny'"),
         (["chat", "{model}", "--prompt", "x", "--drafter", "none+{model}"], 2, "the drafter 'none+"),
         (["chat", "{model}", "--prompt", "x", "--threads", "0"], 2, "threads"),
@@ -644,11 +644,11 @@ def test_export_that_runs_out_of_memory_says_so_and_leaves_nothing(
 def test_a_machine_without_a_thread_left_is_told_in_words(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tiny_model: Path
 ) -> None:
-    def start(*_: object) -> None:
+    def start(*_: object, **__: object) -> None:
         raise RuntimeError("can't start new thread")  # as Python does at ulimit -u
 
-    monkeypatch.setattr("threading._start_new_thread", start)
-    monkeypatch.setattr("threading._start_joinable_thread", start, raising=False)  # since Python 3.13
+    for name in ("_start_new_thread", "_start_joinable_thread"):  # before Python 3.13, and since
+        monkeypatch.setattr(f"threading.{name}", start, raising=False)
     code, out, err = run(capsys, "chat", tiny_model, "--prompt", "the")
     assert (code, out) == (1, "")
     assert "no further thread can be started; close other programs, or raise ulimit -u" in err

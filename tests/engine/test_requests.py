@@ -547,7 +547,7 @@ def test_loading_tells_how_far_it_is(tiny_gguf: Path, tmp_path: Path) -> None:
     said: list[str] = []
     with load(tiny_gguf, home=tmp_path, drafter="none", progress=seen.append, report=said.append) as engine:
         name = engine.manifest.name
-    told = f"its name is {name} from now on; to change it: edgespec models rename {name} NAME"
+    told = f"its name is {name} from now on; to change it: models.rename({name!r}, NAME)"
     assert said.count(told) == 1
     load(tiny_gguf, home=tmp_path, drafter="none", progress=lambda at: None, report=said.append).close()
     assert said.count(told) == 1, "it is prepared already"
