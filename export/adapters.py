@@ -175,7 +175,7 @@ def _scale(settings: SourceSettings, module: str, found: int) -> float:
     rank = _by_pattern(settings, "rank_pattern", module, settings.count("r"))
     if rank != found:
         raise SourceError(
-            f"{settings.path} states rank {rank} for {module}, and its matrices have rank {found}; the "
+            f"{settings.path} states rank {rank:g} for {module}, and its matrices have rank {found}; the "
             "files do not belong together, fetch both again"
         )
     alpha = _by_pattern(settings, "alpha_pattern", module, settings.number("lora_alpha"))
