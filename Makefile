@@ -49,7 +49,7 @@ test-train: $(VENV)-train/.test
 
 # On the machine's own GPU: EDGESPEC_TEST_WEBGPU=1 .venv/bin/pytest tests/hardware -m webgpu -n 0
 test-webgpu: $(VENV)/.test
-	$(BIN)/python scripts/software_gpu.py $(BIN)/pytest tests/hardware -m webgpu -n 0
+	$(BIN)/python scripts/software_gpu.py $(BIN)/pytest tests/hardware -m webgpu -n 0 -o faulthandler_timeout=1800
 
 test-npu: $(VENV)-npu/.test
 	$(VENV)-npu/bin/pytest tests/hardware -m npu -n 0
