@@ -155,11 +155,19 @@ def test_the_first_pass_is_read_before_the_next_one_begins(
     is_prompt: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that is woken alone waits for the interpreter, and then for a core with the next pass."""
-    monkeypatch.setattr(run_ahead, "_READ_S", SOON_S / 60)
+    pauses, is_read = list[float](), Event()
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        assert is_read.wait(SOON_S)
+
+    monkeypatch.setattr(run_ahead, "sleep", pause)
     ahead = Reader(passes := Passes(2), is_prompt=is_prompt)
     assert next(ahead) == 0
     assert passes.num_made == 1
+    is_read.set()
     assert next(ahead) == 1
+    assert pauses == [run_ahead._READ_S]
     ahead.close()
 
 
@@ -257,13 +265,18 @@ def test_one_reader_of_two_answers_waits_for_neither() -> None:
     assert queue._holders == []
 
 
-def test_passes_go_ahead_beside_others_who_wait_but_not_for_an_idle_reader() -> None:
+def test_passes_go_ahead_beside_others_who_wait_but_not_for_an_idle_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(run_ahead, "monotonic", lambda: now_s)
+
     class Slow(Passes):
         def __next__(self) -> int:
             sleep(0.002)
             return super().__next__()
 
-    queue, taken = RequestQueue(idle_s=0.5), Event()
+    queue, taken = RequestQueue(idle_s=0.1), Event()
     ahead = Reader(passes := Slow(), queue, max_ahead=10**6)
     next(ahead)
     other = Ticket()
@@ -278,6 +291,7 @@ def test_passes_go_ahead_beside_others_who_wait_but_not_for_an_idle_reader() -> 
     made = passes.num_made
     until(lambda: passes.num_made > made)
     assert not taken.is_set()
+    now_s = 0.2
     assert taken.wait(SOON_S)
     thread.join()
     made = passes.num_made
@@ -289,17 +303,21 @@ def test_passes_go_ahead_beside_others_who_wait_but_not_for_an_idle_reader() -> 
     ahead.close()
 
 
-def test_nothing_goes_ahead_of_a_reader_who_has_asked_for_nothing_for_long() -> None:
-    ahead = Reader(passes := Passes(), RequestQueue(idle_s=0.05), max_ahead=10**9)
+def test_nothing_goes_ahead_of_a_reader_who_has_asked_for_nothing_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(run_ahead, "monotonic", lambda: now_s)
+    queue = RequestQueue(idle_s=0.05)
+    ahead = Reader(passes := Passes(), queue, max_ahead=10**9)
     next(ahead)
-
-    def rests() -> bool:
-        made = passes.num_made
-        sleep(0.05)
-        return passes.num_made == made
-
-    until(rests)
-    assert rests(), "it does not begin again by itself"
+    until(lambda: passes.num_made > 9)
+    with queue._lock:  # so that no pass begins by the time before
+        now_s = 0.06
+    until(lambda: not ahead.ticket.is_working)
+    made = passes.num_made
+    sleep(0.05)
+    assert passes.num_made == made
     ahead.close()
 
 
@@ -326,9 +344,11 @@ class CountingDecoder(TableDecoder):
 def engine(tiny_model: Path, tmp_path: Path) -> Engine:
     CountingDecoder.num_passes, CountingDecoder.pause = 0, None
     manifest = read_manifest(tiny_model)
+    caches = TargetCaches(CountingDecoder())
+    caches.queue._idle_s = 2 * SOON_S  # within which a busy machine makes all passes ahead
     return Engine(
         LoadedModel(manifest=manifest, encoder=PromptEncoder(manifest, Tokenizer(tiny_model / "tokenizer.json"))),
-        TargetCaches(CountingDecoder()),
+        caches,
         OpenDrafters(answers=AnswerCache(tmp_path, "tiny", "0" * 64, tiny.VOCAB)),
     )
 
