@@ -257,7 +257,9 @@ def test_a_client_that_leaves_ends_its_pass(
         assert served.client.get("/health").status_code == 200
 
 
-def test_a_reader_that_takes_nothing_is_left(names: ModelNames, tiny_model: Path) -> None:
+def test_a_reader_that_takes_nothing_is_left(
+    names: ModelNames, tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """S8: what waits for it is bounded, and its answer ends."""
 
     def engine(name: str) -> Engine:
@@ -267,13 +269,14 @@ def test_a_reader_that_takes_nothing_is_left(names: ModelNames, tiny_model: Path
         return made
 
     with (
+        caplog.at_level(logging.INFO, "edgespec"),
         serving(names, engine, limits=replace(PATIENT, reader_s=0.3), send_bytes=4096) as served,
         served.raw(4096) as connection,
     ):
         body = json.dumps({**HI, "max_tokens": 200_000, "stream": True}).encode()
         head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        until(lambda: served.services.admission.num_taken == 1)
+        until(lambda: "client gone" in caplog.text)
         until(lambda: served.services.admission.num_taken == 0)
         assert b"[DONE]" not in rest_of(connection)
 

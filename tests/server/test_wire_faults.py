@@ -481,17 +481,20 @@ def test_a_client_that_closes_its_side_counts_as_gone(names: ModelNames, tiny_mo
         until(lambda: served.services.admission.num_taken == 0)
 
 
-def test_a_client_that_never_reads_a_whole_answer_is_left(names: ModelNames, tiny_model: Path) -> None:
+def test_a_client_that_never_reads_a_whole_answer_is_left(
+    names: ModelNames, tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The rest of a response waits for it no longer than limits.reader_s."""
     limits = replace(PATIENT, reader_s=0.3)
     with (
+        caplog.at_level(logging.INFO, "edgespec"),
         serving(names, lambda name: table_engine(tiny_model), limits=limits, send_bytes=4096) as served,
         served.raw(4096) as connection,
     ):
         body = json.dumps({"model": "tiny", "content": "a b " * 70_000}).encode()
         connection.sendall(head_of("/tokenize", len(body)) + body)
         own = connection.getsockname()
-        until(lambda: own in [each.client for each in list(served.server.server_state.connections)])
+        until(lambda: "POST /tokenize 200" in caplog.text)
         until(lambda: own not in [each.client for each in list(served.server.server_state.connections)])
         assert not rest_of(connection).endswith(b"}")
 
