@@ -113,7 +113,7 @@ class _Entry(Generic[Part, Result]):
     num_rows: int
     part: Part | None  # as a joiner takes it; None where it has to run alone
     entered_s: float
-    entered_at: int  # passes that had ended by then
+    entered_at: int = 0  # passes that had ended when it came into the queue
     is_joined: bool = False  # a joiner runs it
     is_done: bool = False
     result: Result | None = None
@@ -158,7 +158,7 @@ class PassQueue(Generic[Part, Result]):
             BaseException: What the pass has raised.
         """
         part = part if caller.may_join else None
-        entry = _Entry[Part, Result](caller, num_rows, part, self._clock(), self.num_passes)
+        entry = _Entry[Part, Result](caller, num_rows, part, self._clock())
         self._enter(entry)
         try:
             while batch := self._next_batch(entry):
@@ -210,6 +210,7 @@ class PassQueue(Generic[Part, Result]):
     def _enter(self, entry: _Entry[Part, Result]) -> None:
         caller = entry.caller
         with self._changed:
+            entry.entered_at = self.num_passes
             if caller in self._working:
                 caller.gap_s += _SHARE * (entry.entered_s - caller.ended_s - caller.gap_s)
             elif caller.is_working:
