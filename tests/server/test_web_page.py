@@ -363,7 +363,7 @@ def test_of_several_tabs_every_chat_is_kept(tiny_model: Path, tmp_path: Path) ->
             page.wait_for("turns.length === 6 && running === null")
         page.wait_for("turns.length === 6")  # an idle tab follows
         page.type("long\n")
-        page.wait_for("turns.length === 6 && running !== null && partial[1].text")
+        page.wait_for("turns.length === 6 && running !== null && partial[1].text.length > 10")
         with page.in_another_tab(url):
             page.wait_for("$('model').value")
             page.type("too\n")
