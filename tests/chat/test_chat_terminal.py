@@ -73,9 +73,9 @@ def test_a_conversation_is_typed_stopped_and_kept(tmp_path: Path) -> None:
     terminal.wait_for("\r \r")  # the mark that waits for the first word goes; the answer takes 10 s or more
     terminal.type(CTRL_C)
     terminal.ready()
-    assert "stopped" in terminal.settle()
+    terminal.see("stopped")
     terminal.ask("/nonsense")
-    assert "there is no command /nonsense" in terminal.settle()
+    terminal.see("there is no command /nonsense")
     terminal.ask("/set max-tokens 12")
     terminal.settle()
     terminal.type(f"one{CTRL_J}two{ALT_ENTER}//three")
@@ -155,25 +155,30 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_there_was(tmp_path: Path) -> None
 
 
 def test_keys_typed_during_an_answer_wait_for_the_next_message(tmp_path: Path) -> None:
-    terminal = rule_chat(tmp_path, {"count": ["one ", "two ", "three ", "four"], "next": ["NEXT"]}, pause_s=0.2)
+    is_typed = tmp_path / "typed"
+    count = ["one ", {"until": str(is_typed)}, "two ", "three ", "four"]
+    terminal = rule_chat(tmp_path, {"count": count, "next": ["NEXT"]})
     terminal.enter("count")
     terminal.wait_for("one")
     terminal.type("next")
+    is_typed.touch()
     terminal.ready()
-    assert "one two three four" in terminal.settle()
+    terminal.see("one two three four")
     terminal.enter("")
     terminal.wait_for("NEXT")
 
 
 def test_lines_typed_during_an_answer_are_neither_sent_nor_run(tmp_path: Path) -> None:
-    answers = {"count": ["one ", "two ", "three"], "next": ["GOT IT"], "last": ["LAST"]}
-    terminal = rule_chat(tmp_path, answers, pause_s=0.3)
+    is_typed = tmp_path / "typed"
+    count = ["one ", {"until": str(is_typed)}, "two ", "three"]
+    terminal = rule_chat(tmp_path, {"count": count, "next": ["GOT IT"], "last": ["LAST"]})
     terminal.enter("count")
     terminal.wait_for("one")
     terminal.type(f"next\r/save {tmp_path / 'talk'}\r/system\rlasd\x7ft\r")
+    is_typed.touch()
     terminal.ready()
-    assert "what you typed meanwhile waits here" in terminal.settle()
-    assert "save" not in terminal.screen()
+    terminal.see("what you typed meanwhile waits here")
+    assert "save" not in terminal.settle()
     terminal.ask("", "GOT IT")
     assert not (tmp_path / "talk").exists()
     terminal.ask("", "messages saved")
@@ -183,35 +188,40 @@ def test_lines_typed_during_an_answer_are_neither_sent_nor_run(tmp_path: Path) -
 
 
 def test_lines_that_wait_are_told_and_nothing_typed_later_joins_them(tmp_path: Path) -> None:
-    slow = ["one ", "two ", "three"]
-    answers = {"count": slow, "first": slow, "second": ["GOT IT"], "third": ["LAST"]}
-    terminal = rule_chat(tmp_path, answers, pause_s=0.3)
+    typed = [tmp_path / "typed first", tmp_path / "typed then"]
+    first, then = (["one ", {"until": str(path)}, "two ", "three"] for path in typed)
+    answers = {"count": first, "first": then, "second": ["GOT IT"], "third": ["LAST"]}
+    terminal = rule_chat(tmp_path, answers)
     terminal.enter("count")
     terminal.wait_for("one")
     terminal.type("first\rsecond")
+    typed[0].touch()
     terminal.ready()
-    assert "lines after it: 1" in terminal.settle()
+    terminal.see("lines after it: 1")
     terminal.enter("")
     terminal.wait_for("one")
     terminal.type("third")
+    typed[1].touch()
     terminal.ready()
-    assert "> second" in terminal.settle()
-    assert "third" not in terminal.screen()
+    terminal.see("> second")
+    assert "third" not in terminal.settle()
     terminal.ask("", "GOT IT")
     terminal.ask("", "LAST")
     terminal.leave()
 
 
 def test_the_line_below_the_input_follows_lines_that_ctrl_c_drops(tmp_path: Path) -> None:
-    terminal = rule_chat(tmp_path, {"count": ["one ", "two ", "three"]}, pause_s=0.3)
+    is_typed = tmp_path / "typed"
+    terminal = rule_chat(tmp_path, {"count": ["one ", {"until": str(is_typed)}, "two ", "three"]})
     terminal.enter("count")
     terminal.wait_for("one")
     terminal.type("first\rsecond\rthird")
+    is_typed.touch()
     terminal.ready()
-    assert "lines after it: 2" in terminal.settle()
+    terminal.see("lines after it: 2")
     terminal.type(CTRL_C)
-    assert "> second" in terminal.settle()
-    assert "lines after it: 1" in terminal.screen()
+    terminal.see("> second")
+    terminal.see("lines after it: 1")
     terminal.type(CTRL_C)
     terminal.settle()
     terminal.type(CTRL_C)
@@ -246,13 +256,13 @@ def test_what_is_typed_while_a_model_loads_is_not_echoed_and_waits(tiny_model: P
     terminal.wait_for("loads, echo False")
     terminal.type("the in\r/save file\r")
     terminal.ready()
+    terminal.see("> the in")
     screen = terminal.settle()
     assert screen.count("the in") == 1
-    assert "> the in" in screen
     assert "/save" not in screen, "which is a message of its own"
     assert not (tmp_path / "chats").exists()
     terminal.type(CTRL_C)  # which drops that line alone
-    assert "> /save file" in terminal.settle()
+    terminal.see("> /save file")
     terminal.type(CTRL_C + "\x04")
     terminal.wait_for("left, echo True")
 
@@ -266,7 +276,7 @@ def test_a_paste_during_an_answer_waits_in_the_input_as_one_message(tmp_path: Pa
     terminal.paste(text)
     terminal.type(CTRL_C)  # behind the paste, and once
     terminal.ready()
-    assert "line 399" in terminal.settle()
+    terminal.see("line 399")
     assert not (tmp_path / "saved").exists()
     terminal.ask("", "GOT IT")
     terminal.leave()
@@ -289,11 +299,14 @@ def test_ten_kilobytes_pasted_during_an_answer_are_no_messages_and_one_ctrl_c_en
 
 
 def test_a_paste_that_ends_after_the_answer_is_still_one_message(tmp_path: Path) -> None:
-    terminal = rule_chat(tmp_path, {"count": ["one ", "two"], "a\nb\nc": ["GOT IT"]}, pause_s=0.3)
+    is_typed = tmp_path / "typed"
+    answers = {"count": ["one ", {"until": str(is_typed)}, "two"], "a\nb\nc": ["GOT IT"]}
+    terminal = rule_chat(tmp_path, answers)
     terminal.enter("count")
     terminal.wait_for("one")
     terminal.tells_cursor = False  # no terminal would do that within a paste
     terminal.type("\x1b[200~a\rb")
+    is_typed.touch()
     terminal.ready()
     assert "GOT IT" not in terminal.settle()
     terminal.type("\rc\x1b[201~")
@@ -313,7 +326,7 @@ def test_enter_takes_what_a_search_found_and_ctrl_c_leaves_it(tmp_path: Path) ->
     assert "search" not in terminal.settle()
     terminal.ask("", "APPLE")
     terminal.type("\x12pea")
-    assert "search" in terminal.settle()
+    terminal.see("search")
     terminal.type(CTRL_C)
     assert "search" not in terminal.settle()
     terminal.leave()
@@ -381,6 +394,7 @@ def test_a_loop_is_said_and_ended_and_its_gain_is_not_praised(tmp_path: Path) ->
     words = [f"word{i} " for i in range(20)]
     terminal = rule_chat(tmp_path, {"loop": ["Well: ", *(words * 400)], "row": ["0, "] * 200})
     terminal.ask("loop", "stopped: it")
+    terminal.see("/set loops keep")
     screen = " ".join(terminal.settle().split())
     assert "the answer repeated itself, so it does not tell" in screen
     assert "the answer repeated itself" in screen
@@ -506,7 +520,7 @@ def test_an_answer_is_changed_continued_begun_and_exported(tmp_path: Path) -> No
     terminal.ask("/go", "three")
     terminal.ask("/prefill 1.", "begins with")
     terminal.ask("list", "apples")
-    assert "1. apples" in terminal.settle()
+    terminal.see("1. apples")
     terminal.ask("/go", "the model ended the answer here and added nothing")
     terminal.ask(f"/export {tmp_path / 'talk.md'}", "4 messages written")
     terminal.ask(f"/export {tmp_path / 'talk.txt'}", "does not say the format")
@@ -542,15 +556,15 @@ def test_reasoning_is_dimmed_folded_hidden_switched_off_and_bounded(tmp_path: Pa
     terminal.ask("why", "drafting is off")
     assert "\x1b[2midea0" in terminal.written
     assert "think>" not in terminal.written.split("drafting is off")[1]
-    assert "BECAUSE" in terminal.settle()
+    terminal.see("BECAUSE")
     terminal.ask("/think fold")
     at = terminal.position
     terminal.ask("why", "thought for 4")
     assert "idea7" not in terminal.written[at:]
-    assert "BECAUSE" in terminal.settle()
+    terminal.see("BECAUSE")
     terminal.ask("/think 10")
     terminal.ask("why", "EARLY")
-    assert "it thought for 10 tokens, the limit that /think set" in terminal.settle()
+    terminal.see("it thought for 10 tokens, the limit that /think set")
     terminal.ask("/think 50", "at most 50 tokens")
     answers_whole = terminal.position
     terminal.ask("why", "drafting is off")
@@ -613,7 +627,7 @@ def test_wide_characters_are_never_broken_whatever_pieces_they_come_in(tmp_path:
 def test_what_would_steer_the_terminal_is_shown_escaped(tmp_path: Path) -> None:
     hostile = "a\x1b]52;c;ZXZpbA==\x07b\x1b[2Jc\rd\x9b31me `\x1b[1m` &#27;[2J\u202ex"
     terminal = rule_chat(tmp_path, {"go": [hostile], "plain": [hostile]})
-    assert "rule\\x1b]0;evil\\x07 on cpu" in terminal.settle()
+    terminal.see("rule\\x1b]0;evil\\x07 on cpu")
     for view in ("markdown", "plain", "drafted"):
         terminal.ask(f"/show {view}")
         terminal.ask("go", "drafting is off")
@@ -723,7 +737,7 @@ def test_code_is_shown_while_its_line_is_written(tmp_path: Path) -> None:
     assert "39" not in terminal.screen()
     terminal.wait_for("39, ]")
     terminal.wait_for("context")
-    assert "if x:" in terminal.settle()
+    terminal.see("if x:")
 
 
 def test_answers_to_a_pipe_are_data_and_the_dialogue_stays_here(tiny_model: Path, tmp_path: Path) -> None:
@@ -838,7 +852,7 @@ def test_a_real_model_stops_while_it_reads_and_while_it_answers(smollm2: Path, t
     terminal.type(CTRL_C)
     terminal.ready()
     assert time.monotonic() - started < 60
-    assert "stopped before the first word" in terminal.settle()
+    terminal.see("stopped before the first word")
     terminal.ask("/undo")
     terminal.enter("Write a long story about a river.")
     at = terminal.wait_for("\r \r")  # the mark that waits for the first word goes

@@ -34,7 +34,7 @@ def test_a_file_is_completed_attached_dropped_and_sent(tmp_path: Path) -> None:
     terminal.type("\t")
     terminal.settle()
     terminal.ask("", "attached notes-of-mine.md: 6 tokens")
-    assert "1 file attached" in terminal.settle()
+    terminal.see("1 file attached")
     terminal.ask("/detach", "no longer attached: notes-of-mine.md")
     terminal.ask("read it", "NO FILE")
     terminal.ask(f"/attach {tmp_path}/talk.bin", "binary")

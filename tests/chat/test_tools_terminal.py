@@ -61,7 +61,7 @@ def test_a_call_is_asked_for_and_run(tmp_path: Path) -> None:
     terminal.enter("y")
     terminal.wait_for("No rain.")
     terminal.ready()
-    assert "result: sunny in Rome" in terminal.settle()
+    terminal.see("result: sunny in Rome")
     terminal.enter("Rain?")
     terminal.wait_for(ASKED)
     terminal.enter("a")
@@ -127,20 +127,22 @@ def test_enter_ctrl_d_and_ctrl_c_run_nothing(tmp_path: Path) -> None:
 
 
 def test_what_is_typed_before_the_question_is_no_yes(tmp_path: Path) -> None:
-    terminal = rule_chat(tmp_path, {"Rain?": ["One ", "moment.", CALL], RESULT: ["No rain."]}, pause_s=1.0)
+    is_typed = tmp_path / "typed"
+    answers = {"Rain?": ["One ", {"until": str(is_typed)}, "moment.", CALL], RESULT: ["No rain."]}
+    terminal = rule_chat(tmp_path, answers)
     terminal.enter("Rain?")
     terminal.wait_for("One")
     terminal.type("y\ry\r")
+    is_typed.touch()
     terminal.wait_for("You were typing, so write the word:")
     terminal.enter("y")
     terminal.wait_for("please answer yes, no or always")
     terminal.enter("yes")
     terminal.wait_for("No rain.")
     terminal.ready()
-    screen = terminal.settle()
-    assert "> y" in screen
+    terminal.see("> y")
+    screen = terminal.see("lines after it: 1")
     assert "\n  y" not in screen, "which waits as a message of its own"
-    assert "lines after it: 1" in screen
     terminal.type(CTRL_C * 2)  # one for the line that is shown, one for the next
     terminal.leave()
 
@@ -164,10 +166,12 @@ def test_ctrl_c_ends_a_call_that_hangs_and_the_chat_goes_on(tmp_path: Path) -> N
 
 
 def test_one_prompt_asks_too_and_takes_nothing_that_was_typed_before(tmp_path: Path) -> None:
-    answers = {"Rain?": ["One ", "moment.", CALL, CALL], RESULT: ["No rain."]}
-    terminal = rule_chat(tmp_path, answers, pause_s=1.0, prompt="Rain?")
+    is_typed = tmp_path / "typed"
+    answers = {"Rain?": ["One ", {"until": str(is_typed)}, "moment.", CALL, CALL], RESULT: ["No rain."]}
+    terminal = rule_chat(tmp_path, answers, prompt="Rain?")
     terminal.wait_for("One")
     terminal.type("y\ny\n")
+    is_typed.touch()
     terminal.wait_for(ASKED)
     terminal.settle()
     assert "result: " not in terminal.written

@@ -112,7 +112,7 @@ def test_a_chat_that_goes_on_shows_what_was_said(tiny_model: Path, tmp_path: Pat
     terminal.leave()
     terminal = Terminal("chat", "--continue", *SHORT, home=tmp_path)
     terminal.ready()
-    assert "> the in" in terminal.settle()
+    terminal.see("> the in")
     at = terminal.position
     terminal.ask("/history")
     assert "the in" in terminal.written[at : terminal.position]

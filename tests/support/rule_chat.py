@@ -3,8 +3,8 @@
 The script is JSON: from messages to the pieces of their answers, with a pause in seconds before each piece, and
 whether the chat is saved in the model home. A message is followed by | and the beginning of its answer, if one is
 given, and by |at most N where its reasoning has a budget. A piece that is an object with call and arguments is a
-call of a tool; the file tools has their functions, and mcp the commands of servers. Where there is a prompt, it is
-answered once, and no conversation is held.
+call of a tool; the file tools has their functions, and mcp the commands of servers. One with until and a path
+waits until there is such a file. Where there is a prompt, it is answered once, and no conversation is held.
 """
 
 import json
@@ -103,6 +103,10 @@ class RuleEngine:
             if piece is None:  # a limit cuts the answer
                 yield Chunk(text="", token_ids=(), finish_reason="length", stats=STATS)
                 return
+            if isinstance(piece, dict) and "until" in piece:
+                while not Path(piece["until"]).exists() and not ticket.is_cancelled:
+                    time.sleep(0.005)
+                continue
             if isinstance(piece, dict):
                 yield _call_chunk(num_calls, piece)
                 num_calls += 1

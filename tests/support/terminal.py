@@ -91,6 +91,11 @@ class Terminal:
         self.type(CTRL_D)
         assert self.exit_code() == 0
 
+    def see(self, text: str) -> str:
+        """Read until a text stands on the screen; return the screen."""
+        self.wait_until(lambda: text in self.screen())
+        return self.screen()
+
     def settle(self, quiet_s: float = 0.3) -> str:
         """Read until nothing more is written, for longer where the machine is busy; return the screen."""
         quiet_s *= min(max(1.0, psutil.getloadavg()[0] / (os.cpu_count() or 1)), _MOST_BUSY)
