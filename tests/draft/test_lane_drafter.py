@@ -237,13 +237,18 @@ def test_a_fault_in_the_lane_reaches_the_caller_and_leaves_no_thread(
 
 
 class Reading(TableDecoder):
-    """Reads a prompt in pieces."""
+    """Reads a prompt in pieces, and answers once it has read three of them."""
 
     num_pieces = 0
 
     @property
     def num_fed(self) -> int:
         return super().num_fed + self.num_pieces
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        while self.num_pieces < 3:
+            time.sleep(0.001)
+        return super().logits(tokens, num_last)
 
 
 class Impatient(ThreadLane):
