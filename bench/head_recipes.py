@@ -20,8 +20,10 @@ from command_line import command_line
 from edgespec import UsageError, expected_tokens
 from edgespec.export.sources import read_source
 from edgespec.system.console import print_stderr
-from edgespec.training.fit import Data, Recipe, Trainer
+from edgespec.training.fit import Recipe, Trainer, find_device
 from edgespec.training.packing import Text
+from edgespec.training.state_rows import StoredRows
+from edgespec.training.stored_texts import Halves
 from edgespec.training.train import HeadTraining
 from edgespec.training.work_folder import STATES, TEXTS, TrainingOptions, WorkFolder, read_run, work_folder_of
 
@@ -62,11 +64,12 @@ def open_folder(head: Path, source: Path, scratch: Path, draft_vocab_size: int) 
     return folder, stored
 
 
-def with_held_out(data: Data, other: WorkFolder, texts: list[Text]) -> Data:
-    """The data of a head, to compare on the texts of another one."""
-    first = len(data.rows)
-    held_out = [text._replace(start=first + text.start) for text in texts]
-    return data._replace(rows=np.concatenate([data.rows, other.states.rows()]), held_out=held_out)
+def with_held_out(folder: WorkFolder, other: WorkFolder, texts: list[Text]) -> tuple[Halves, list[Text]]:
+    """The rows of a head and behind them those of another one, and the texts of that one, to compare on."""
+    rows = folder.states.rows()
+    return np.concatenate([rows, other.states.rows()]), [
+        text._replace(start=len(rows) + text.start) for text in texts
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -87,14 +90,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         scratch = Path(name)
         folder, texts = open_folder(options.head, options.source, scratch / "head", options.draft_vocab)
         held_out, trained = folder.split(texts)
+        stored = folder.states.rows()
+        if options.held_out:
+            other = open_folder(options.held_out, options.source, scratch / "held_out", 1)
+            stored, held_out = with_held_out(folder, *other)
+        rows = StoredRows(stored, find_device(options.train_device))
         training = HeadTraining(folder, options.head, "", print_stderr)
         trained = trained[: round(len(trained) * options.share / 100)]
         print("| recipe | 1 | 2 | 3 | 4 | 5 | tokens a pass | seconds |\n|---|---|---|---|---|---|---|---|")
         for number, (text, recipe) in enumerate(recipes.items()):
-            shape, data, start = training.prepare(trained, held_out, recipe)
-            if options.held_out:
-                other = open_folder(options.held_out, options.source, scratch / f"held_out_{number}", 1)
-                data = with_held_out(data, *other)
+            shape, data, start = training.prepare(trained, held_out, rows, recipe)
             checkpoint = scratch / str(number)
             given = checkpoint, lambda best: None, options.train_device
             trainer = Trainer(shape, data, start, *given, recipe=recipe)

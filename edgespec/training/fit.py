@@ -9,7 +9,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from edgespec import DeviceUnavailable, EdgeSpecError, MemoryExhausted, TokenIds, expected_tokens, return_freed
 from edgespec.system.console import info, show_progress
@@ -17,7 +16,8 @@ from edgespec.system.signals import defer_signals
 from edgespec.training.checkpoint import TrainingCheckpoint, TrainingProgress, read_checkpoint, write_checkpoint
 from edgespec.training.network import HEAD, HeadShape, Network
 from edgespec.training.objective import Agreement, agreement, backward
-from edgespec.training.packing import Batch, Floats, Ints, Text, num_drafts, num_shared, pack
+from edgespec.training.packing import Batch, Floats, Ints, Text, even_sample, num_drafts, num_shared, pack
+from edgespec.training.state_rows import StateRows
 from edgespec.training.torch_target import faster_precision, is_out_of_memory
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ _MOST_GRADIENT = 0.5
 _LEAST_OF_MEAN = 0.005  # the share of the last batch's weights in their mean
 _ROWS, _GPU_ROWS, _FEWEST_ROWS = 640, 8192, 80  # of a batch, which is halved where there is no memory for it
 _LINE_ROWS = 2048  # at most, since each row attends to the whole line
-_MEMORY_SHARE = 0.6  # of a GPU's free memory, for hidden states
-_COPIED_BYTES = 1 << 28
 _MOST_LOST = 8  # batches in a row whose loss is no number
 # Of held-out texts, an even sample of them; the last comparison has as many as there is time for.
 _COMPARED_TOKENS, _GPU_COMPARED_TOKENS = 6000, 60_000
@@ -52,7 +50,7 @@ class Data(NamedTuple):
     logit_scale, logit_cap: Of the target's logits.
     """
 
-    rows: npt.NDArray[np.float16]
+    rows: StateRows
     texts: Sequence[Text]
     held_out: Sequence[Text]
     embedding: Floats
@@ -145,7 +143,6 @@ class Trainer:
         self._num_rows, self._num_lost, self.compared_drafts = _GPU_ROWS if is_gpu else _ROWS, 0, 0
         self.num_a_round = num_drafts(data.texts, self._line_rows)
         self._compare_s = 1e-3  # that the last comparison took
-        self._rows = _copy_rows(data.rows, self.device)
 
     def run(self, limit_s: float) -> TrainingProgress:
         """Train for limit_s seconds; ends earlier where held-out texts show no gain, or with the recipe's epochs.
@@ -352,13 +349,7 @@ class Trainer:
 
     def _stored(self, places: Ints, num_states: int) -> "Tensor":
         """Rows of the last states, [*places, num_states · hidden_size]."""
-        import torch
-
-        if isinstance(self._rows, torch.Tensor):
-            found = self._rows[torch.from_numpy(places).to(self.device)]
-        else:
-            found = torch.from_numpy(self._rows[places]).to(self.device)
-        return found[..., -num_states * self._shape.hidden_size :].float()
+        return self._data.rows.at(places)[..., -num_states * self._shape.hidden_size :].float()
 
     def _autocast(self) -> AbstractContextManager[Any]:
         import torch
@@ -375,26 +366,6 @@ class Trainer:
         best = self.progress.best
         so_far = f", {best[0]:.0%} of first tokens are right" if best else ""
         return f"training: {max(0.0, left_s) / 60:.0f} min left{so_far}"
-
-
-def even_sample(texts: Sequence[Text], most_tokens: int) -> list[Text]:
-    """Texts at even distances from the first to the last, with about so many tokens at most; one at least."""
-    num_tokens = sum(len(text.tokens) for text in texts)
-    num = min(len(texts), max(1, len(texts) * most_tokens // max(1, num_tokens)))
-    return [texts[i * len(texts) // num] for i in range(num)]
-
-
-def _copy_rows(rows: npt.NDArray[np.float16], device: str) -> "Tensor | npt.NDArray[np.float16]":
-    """The rows in the memory of a GPU if that has room for them, else where they lie."""
-    import torch
-
-    if not device.startswith("cuda") or rows.nbytes > _MEMORY_SHARE * torch.cuda.mem_get_info()[0]:
-        return rows
-    copied = torch.empty(rows.shape, dtype=torch.float16, device=device)
-    step = max(1, _COPIED_BYTES // (2 * rows.shape[1]))
-    for start in range(0, len(rows), step):
-        copied[start : start + step] = torch.from_numpy(np.array(rows[start : start + step]))
-    return copied
 
 
 def find_device(name: str) -> str:

@@ -15,8 +15,9 @@ import numpy as np
 from edgespec import MemoryExhausted, Report, TokenIds, free_memory
 from edgespec.training.prompts import PromptWriter
 from edgespec.training.stored_texts import Halves
+from edgespec.training.torch_reader import to_halves
 from edgespec.training.torch_target import TorchTarget, is_out_of_memory
-from edgespec.training.torch_writer import choose, to_halves
+from edgespec.training.torch_writer import choose
 
 if TYPE_CHECKING:
     from torch import Tensor

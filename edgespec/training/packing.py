@@ -89,6 +89,13 @@ def pack(
         yield _batch(texts, bins[first : first + batch_size], num_rows)
 
 
+def even_sample(texts: Sequence[Text], most_tokens: int) -> list[Text]:
+    """Texts at even distances from the first to the last, with about so many tokens at most; one at least."""
+    num_tokens = sum(len(text.tokens) for text in texts)
+    num = min(len(texts), max(1, len(texts) * most_tokens // max(1, num_tokens)))
+    return [texts[i * len(texts) // num] for i in range(num)]
+
+
 def num_drafts(texts: Sequence[Text], num_rows: int) -> int:
     """How many drafts begin in all batches of the texts."""
     rows = [(text.num_prompt - 1, len(text.tokens) - 2) for text in texts]  # of the first, and behind the last

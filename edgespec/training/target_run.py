@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from time import monotonic
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,11 +23,14 @@ from edgespec import (
 from edgespec.export.convert import export_model
 from edgespec.system.console import show_progress
 from edgespec.system.units import format_bytes
+from edgespec.training.fit import find_device
 from edgespec.training.lanes import Lanes, OwnText
 from edgespec.training.packing import Text
 from edgespec.training.prompts import PromptWriter
+from edgespec.training.state_rows import ComputedRows, StateRows, StoredRows
 from edgespec.training.stored_texts import Halves, ReadStates, TextsFile
 from edgespec.training.target import FIRST_OWN, StatesReader, TargetWriter, open_engine_writer, write_answers
+from edgespec.training.torch_reader import TorchReader
 from edgespec.training.torch_target import TorchTarget, faster_precision, free_bytes, weights_bytes, why_not
 from edgespec.training.torch_writer import TorchWriter, open_encoder
 from edgespec.training.work_folder import TEXTS, WorkFolder
@@ -34,7 +38,20 @@ from edgespec.training.work_folder import TEXTS, WorkFolder
 _ANSWERS_SHARE = 0.4  # of the time, at most
 _STORED_AT_ONCE = 64  # texts that the target wrote itself
 _AWAITED = 8  # of these, which are finished beyond the time
+_READ_AT_ONCE = 16  # texts whose states are in memory before they are stored
+_ANY_NUMBER = 1 << 62
 _WEIGHTS_SHARE = 0.6  # of free memory, for a target that torch runs
+
+
+class Written(NamedTuple):
+    """What a target gave for a training.
+
+    profile: What its passes take; None where a GPU ran it.
+    """
+
+    texts: list[Text]
+    rows: StateRows
+    profile: Profile | None
 
 
 @dataclass(frozen=True)
@@ -47,35 +64,46 @@ class TargetRun:
 
     def run(
         self, prompts: list[str], stored: list[tuple[TokenIds, TokenIds]], open_engine: Callable[[], Engine]
-    ) -> tuple[list[Text], Profile | None]:
-        """The texts, whose hidden states are stored, and what the target's passes take, unless a GPU ran them."""
+    ) -> Written:
+        """Have the texts written, and their hidden states stored, unless a GPU computes these."""
         folder, own_share = self.folder, self.folder.options.own_share
         if own_share > 0 and not self._can_write_prompts:
             own_share = 0.0
-        if folder.device != "cpu" and (writer := self._open_in_torch([*prompts, *folder.options.held_out])):
+        if self._is_on_gpu and (writer := self._open_in_torch([*prompts, *folder.options.held_out])):
+            reader = TorchReader(writer.target, self.report)
             with closing(writer):
                 self.write_texts(prompts, stored, lambda: nullcontext(writer), 1.0, own_share)
-                texts = folder.fitting(prompts)
-                self._store_states(texts, partial(writer.read, layers=folder.layers), writer.texts_at_once)
-            return texts, None
+            texts = folder.require_enough(folder.read_texts().texts, prompts)
+            return Written(texts, ComputedRows(reader, texts, folder.layers), None)
         in_step = not stored and own_share > 0 and self._writes_in_step
         given_share = 1 - own_share if in_step else 1.0
         left_s = self.write_texts(
             prompts, stored, lambda: open_engine_writer(open_engine), given_share, 0.0 if in_step else own_share
         )
         texts = folder.with_states(folder.read_texts())
-        if (in_step or folder.states.missing(texts)) and (reader := self._open_in_torch([])):
-            with closing(reader):
-                self._store_states(texts, partial(reader.read, layers=folder.layers), reader.texts_at_once)
+        if (in_step or folder.states.missing(texts)) and (opened := self._open_in_torch([])):
+            with closing(opened):
+                reader = TorchReader(opened.target, self.report)
+                self._store_states(texts, partial(reader.read, layers=folder.layers), _READ_AT_ONCE)
                 if in_step:
-                    self._write_in_step(reader, len(prompts), own_share * left_s)
-        texts = folder.fitting(prompts)
+                    self._write_in_step(opened, len(prompts), own_share * left_s)
+        texts = folder.require_enough(folder.with_states(folder.read_texts()), prompts)
         exported = self._open_target()
         self._store_states(texts, exported.read)
         show_progress("measuring the target's passes")
         profile = profile_target(exported.decoder)
         show_progress("")
-        return texts, profile
+        return Written(texts, StoredRows(folder.states.rows(), find_device(folder.options.device)), profile)
+
+    @property
+    def _is_on_gpu(self) -> bool:
+        """True where torch runs the target on a GPU, which computes hidden states as they are needed."""
+        return self.folder.device != "cpu" and self._runs_in_torch
+
+    @property
+    def _most_tokens(self) -> int:
+        """Of all texts, as far as their hidden states have room."""
+        return _ANY_NUMBER if self._is_on_gpu else self.folder.most_tokens
 
     def _open_in_torch(self, prompts: list[str]) -> TorchWriter | None:
         """The target in torch, where that runs all of it; prompts: That it will be given."""
@@ -132,7 +160,7 @@ class TargetRun:
                 texts.add(number, prompt, tuple(answer.tolist()))
         is_missing = time_share > 0 and (own_share > 0 or not texts.numbers.issuperset(range(2 * len(prompts))))
         is_missing = is_missing or not texts.numbers.issuperset(range(-len(options.held_out), 0))
-        if is_missing and texts.num_tokens < self.folder.most_tokens:
+        if is_missing and texts.num_tokens < self._most_tokens:
             with open_writer() as writer:
                 return self._answer(writer, prompts, texts, len(stored), time_share, own_share)
         return self._answers_s
@@ -152,7 +180,7 @@ class TargetRun:
             texts.num_answer_tokens,
             self._answers_s,
         )
-        longest, most_tokens = options.longest_answer, self.folder.most_tokens
+        longest, most_tokens = options.longest_answer, self._most_tokens
         write = partial(write_answers, writer, texts=texts, longest=longest, most_tokens=most_tokens)
         num_too_long = 0
         if num := len({*range(-len(options.held_out), 0)} - texts.numbers):

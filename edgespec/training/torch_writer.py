@@ -1,13 +1,10 @@
 """Answers of a target in torch: many at once, each in a place of one KV cache, as many as memory has room for."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgespec import ContextOverflow, MemoryExhausted, PromptEncoder, Report, TokenIds, Tokenizer, require_writer
 from edgespec.export.layout import lay_out, rule_of
@@ -16,25 +13,19 @@ from edgespec.export.output import write_text
 from edgespec.export.sources import LoadedSource
 from edgespec.system.disk import explain_write_errors
 from edgespec.training.prompts import LONGEST_WRITTEN, Asked, Dialogue, Followed, Result, Said, Turns
+from edgespec.training.torch_reader import MOST_ROWS, in_batches, padded
 from edgespec.training.torch_target import TorchTarget, is_out_of_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Halves = npt.NDArray[np.float16]
-_LARGEST = 65504.0  # of a half float
 _MOST_PLACES, _FEW_PLACES = 1024, 8  # answers at once on a GPU, and on a CPU
 _MEMORY_SHARE = 0.7  # of what is free, for the KV cache and the logits of answers
-_MOST_ROWS, _FEWEST_ROWS = 32_768, 512  # tokens that are read in a pass; halved where there is no memory for them
-_CPU_ROWS = 4096
 _STEPS = 16  # tokens of each answer between two looks at which have ended
 _WINDOW = 128  # the cache is read up to a multiple of so many tokens
 _LEAST_CAPACITY = 640  # tokens of a place: what the target writes itself, and an answer
 _CANDIDATES = 256  # the likeliest tokens, among which one is drawn
 _ANSWERS_PER_RESERVE = 4  # that are made, for each prompt that is encoded ahead
-_TEXTS_AT_ONCE, _CPU_TEXTS = 256, 16  # whose states are in memory
-
-Item = TypeVar("Item")
 
 
 class _AskedPlace(NamedTuple):
@@ -80,7 +71,7 @@ class AnswerBatch:
         self.running |= places
         for place in places:
             self._num_steps[place] = 0
-        for part in _in_batches(places, lambda place: len(places[place].asked.tokens), _MOST_ROWS):
+        for part in in_batches(places, lambda place: len(places[place].asked.tokens), MOST_ROWS):
             self._read([(place, places[place].asked) for place in part])
 
     def _read(self, begun: Sequence[tuple[int, Asked]]) -> None:
@@ -93,7 +84,7 @@ class AnswerBatch:
             self._keys[i][places, :, :width], self._values[i][places, :, :width] = keys, values
 
         if width:
-            self._target.read(_padded([asked.tokens[:-1] for _, asked in begun], device), (), store)
+            self._target.read(padded([asked.tokens[:-1] for _, asked in begun], device), (), store)
         rows = [(int(each.tokens[-1]), len(each.tokens) - 1, 0, each.longest, 0, 0) for _, each in begun]
         self._counts[:, places] = torch.tensor(rows, device=device).T
         chosen = [(each.sampling.temperature, each.sampling.top_p) for _, each in begun]
@@ -164,37 +155,8 @@ def choose(logits: "Tensor", temperature: "Tensor", top_p: "Tensor") -> "Tensor"
     return ids.gather(1, (drawn * (temperature > 0))[:, None])[:, 0]
 
 
-def to_halves(states: "Sequence[Tensor]") -> Halves:
-    """States side by side, [..., layers · hidden_size]."""
-    import torch
-
-    halves: Halves = torch.cat([*states], -1).float().clamp(-_LARGEST, _LARGEST).half().cpu().numpy()
-    return halves
-
-
-def _padded(texts: Sequence[TokenIds], device: "object") -> "Tensor":
-    import torch
-
-    rows = np.zeros((len(texts), max(map(len, texts))), np.int64)
-    for row, text in zip(rows, texts, strict=True):
-        row[: len(text)] = text
-    return torch.from_numpy(rows).to(device)
-
-
-def _in_batches(items: Iterable[Item], length: Callable[[Item], int], most: int) -> Iterator[list[Item]]:
-    """Items from the shortest on, padded to the longest of a batch no more than so many tokens, or one item."""
-    batch: list[Item] = []
-    for item in sorted(items, key=length):
-        if batch and (len(batch) + 1) * length(item) > most:
-            yield batch
-            batch = []
-        batch.append(item)
-    if batch:
-        yield batch
-
-
 class TorchWriter:
-    """Runs dialogues in as many places as the device's memory has room for, and gives hidden states."""
+    """Runs dialogues in as many places as the device's memory has room for."""
 
     def __init__(
         self, target: TorchTarget, work: Path, prompts: Sequence[str], longest: int, report: Report
@@ -210,12 +172,6 @@ class TorchWriter:
         self._capacity = min(target.config.context_length, max(_LEAST_CAPACITY, -(-needed // _WINDOW) * _WINDOW))
         self._waiting: deque[_AskedPlace] = deque()
         self._has_graphs = target.device != "cpu"
-        self._num_rows = _MOST_ROWS if self._has_graphs else min(_MOST_ROWS, _CPU_ROWS)
-
-    @property
-    def texts_at_once(self) -> int:
-        """How many texts are read before their states are stored."""
-        return _CPU_TEXTS if self.target.device == "cpu" else _TEXTS_AT_ONCE
 
     def encode(self, prompt: str | Turns) -> TokenIds:
         return self._encoder.encode(prompt)
@@ -266,31 +222,6 @@ class TorchWriter:
             if not batch.running and not self._waiting:
                 return
             done = batch.collect()
-
-    def read(self, texts: Sequence[TokenIds], layers: Sequence[int]) -> list[Halves]:
-        """States of all tokens of texts, [num_tokens, layers · hidden_size] each."""
-        while True:
-            try:
-                return self._read(texts, layers)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-            if self._num_rows // 2 < _FEWEST_ROWS:
-                raise MemoryExhausted(f"{self.target.device} has no memory to read texts; end other programs")
-            self._num_rows //= 2
-            self._report(f"{self.target.device} has no memory for a pass; going on with {self._num_rows} tokens")
-
-    def _read(self, texts: Sequence[TokenIds], layers: Sequence[int]) -> list[Halves]:
-        import torch
-
-        found: list[Halves] = [np.empty((0, 0), np.float16)] * len(texts)
-        for part in _in_batches(range(len(texts)), lambda i: len(texts[i]), self._num_rows):
-            with torch.no_grad():
-                states = self.target.read(_padded([texts[i] for i in part], self.target.device), layers)
-                rows = to_halves(states)
-            for i, own in zip(part, rows, strict=True):
-                found[i] = own[: len(texts[i])]
-        return found
 
     def _open_batch(self) -> AnswerBatch:
         import torch

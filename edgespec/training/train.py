@@ -3,7 +3,7 @@
 All that is made lies in a folder beside the head, so that an interrupted training goes on where it ended.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,8 +37,9 @@ from edgespec.training.objective import (
     expected_gain,
 )
 from edgespec.training.packing import Floats, Text
-from edgespec.training.stored_texts import Halves, read_tokens
-from edgespec.training.target_run import TargetRun
+from edgespec.training.state_rows import StateRows
+from edgespec.training.stored_texts import read_tokens
+from edgespec.training.target_run import TargetRun, Written
 from edgespec.training.torch_target import is_out_of_memory
 from edgespec.training.warm_start import (
     FittedRows,
@@ -53,7 +54,7 @@ from edgespec.training.warm_start import (
 from edgespec.training.work_folder import TrainingOptions, WorkFolder, describe_run, hold_work, work_folder_of
 
 _TRAINING_SHARE, _LEAST_TRAINING_S = 0.4, 10.0  # of the time, at least
-_SAMPLED_ROWS = 30_000
+_COUNTED_ROWS, _GPU_COUNTED_ROWS, _READ_AT_ONCE = 16_000, 200_000, 4096  # to choose the tokens to draft
 
 
 def require_torch() -> None:
@@ -108,8 +109,8 @@ def train(
         folder = WorkFolder(work, loaded, options)
         target_name = source.origin.repository or loaded.source.name
         try:
-            texts, profile = TargetRun(folder, source, report).run(prompts, stored, open_engine)
-            return HeadTraining(folder, output, target_name, report).run(texts, profile, began)
+            written = TargetRun(folder, source, report).run(prompts, stored, open_engine)
+            return HeadTraining(folder, output, target_name, report).run(written, began)
         except KeyboardInterrupt:
             best = (
                 f"the best head so far is in {output}" if (output / WEIGHTS).is_file() else "there is no head yet"
@@ -148,11 +149,11 @@ class HeadTraining:
     target_name: str
     report: Report
 
-    def run(self, texts: list[Text], profile: Profile | None, began: float) -> TrainingReport:
-        held_out, trained = self.folder.split(texts)
-        if num := len(texts) - len(held_out) - len(trained):
+    def run(self, written: Written, began: float) -> TrainingReport:
+        held_out, trained = self.folder.split(written.texts)
+        if num := len(written.texts) - len(held_out) - len(trained):
             self.report(f"left out {num} texts whose prompts are held out")
-        shape, data, start = self.prepare(trained, held_out, self.folder.options.recipe)
+        shape, data, start = self.prepare(trained, held_out, written.rows, self.folder.options.recipe)
         layers = self.folder.layers[-shape.num_states : -1]
         trainer = Trainer(
             shape,
@@ -172,16 +173,16 @@ class HeadTraining:
             "Ctrl-C keeps what is trained"
         )
         trainer.run(left_s)
-        return self._describe(shape, data, trainer, profile)
+        return self._describe(shape, data, trainer, written.profile)
 
     def prepare(
-        self, trained: list[Text], held_out: list[Text], recipe: Recipe
+        self, trained: list[Text], held_out: list[Text], rows: StateRows, recipe: Recipe
     ) -> tuple[HeadShape, Data, dict[str, Floats]]:
         """The head's sizes, what it is trained on, and the weights from which it starts."""
-        config, rows = self.folder.loaded.config, self.folder.states.rows()
+        config, sample = self.folder.loaded.config, rows.sample(trained)
         embedding = matrix(self.folder.loaded.tensors["embedding"])
         head = matrix(self.folder.loaded.head) if "head" in self.folder.loaded.tensors else embedding
-        tokens = self._tokens(rows, trained, head)
+        tokens = self._tokens(rows, sample, head)
         num_states = min(recipe.num_states, len(self.folder.layers))  # of a target with few layers
         shape = head_shape(self.folder.loaded, len(tokens), num_states, recipe.markov_rank)
         data = Data(
@@ -194,41 +195,43 @@ class HeadTraining:
             logit_scale=config.logit_scale,
             logit_cap=config.logit_cap,
         )
-        matrices = self._fit_join(rows, trained, embedding, num_states)
+        matrices = self._fit_join(rows, sample, embedding, num_states)
         return shape, data, start_weights(shape, self.folder.loaded, head, tokens, *matrices)
 
     def _fit_join(
-        self, rows: Halves, trained: list[Text], embedding: Floats, num_states: int
+        self, rows: StateRows, trained: Sequence[Text], embedding: Floats, num_states: int
     ) -> tuple[Floats, Floats]:
         show_progress("finding the weights to start from")
         size = self.folder.loaded.config.hidden_size
         # Of answers alone: with the prompts' rows beside them the start is worse (docs/log/training.md).
         ends = [(max(1, text.num_prompt), len(text.tokens)) for text in trained]
-        stored = np.concatenate([text.start + np.arange(*each) for text, each in zip(trained, ends, strict=True)])
+        places = np.concatenate([text.start + np.arange(*each) for text, each in zip(trained, ends, strict=True)])
         tokens = np.concatenate([text.tokens[slice(*each)] for text, each in zip(trained, ends, strict=True)])
         parts = (
             FittedRows(
                 embedding[tokens[part]],
-                rows[stored[part] - 1][:, -num_states * size :].astype(np.float32),
-                rows[stored[part]][:, -2 * size : -size].astype(np.float32),
+                rows.at(places[part] - 1)[:, -num_states * size :].float().cpu().numpy(),
+                rows.at(places[part])[:, -2 * size : -size].float().cpu().numpy(),
             )
-            for part in sample_rows(len(stored), size, num_states)
+            for part in sample_rows(len(places), size, num_states)
         )
         return fit_join(parts, self.folder.loaded.config.rms_eps)
 
-    def _tokens(self, rows: Halves, trained: list[Text], head: Floats) -> TokenIds:
+    def _tokens(self, rows: StateRows, trained: Sequence[Text], head: Floats) -> TokenIds:
         """The tokens that can be drafted; those of the first run, if another one goes on with it."""
-        path, config = self.folder.tokens, self.folder.loaded.config
+        path, config, device = self.folder.tokens, self.folder.loaded.config, self.folder.device
         if path.exists():
             return read_tokens(path, config.vocab_size)
         show_progress("choosing the tokens that can be drafted")
         before = [
             np.arange(text.start + text.num_prompt - 1, text.start + len(text.tokens) - 1) for text in trained
         ]
-        behind = np.concatenate(before)
-        sample = np.sort(behind[:: max(1, len(behind) // _SAMPLED_ROWS)])
-        states = rows[sample][:, -config.hidden_size :].astype(np.float32)
-        counts = expected_counts(states, head, config.logit_scale, config.logit_cap, self.folder.device)
+        places = np.concatenate(before)
+        most = _COUNTED_ROWS if device == "cpu" else _GPU_COUNTED_ROWS
+        places = places[:: -(-len(places) // most)]
+        parts = (places[start : start + _READ_AT_ONCE] for start in range(0, len(places), _READ_AT_ONCE))
+        states = (rows.at(part)[:, -config.hidden_size :].to(device) for part in parts)
+        counts = expected_counts(states, head, config.logit_scale, config.logit_cap, device)
         size = min(self.folder.options.draft_vocab_size, config.vocab_size)
         tokens = choose_tokens(counts, size, self.folder.loaded.vocabulary.eos_token_ids)
         replace_file(path, tokens.astype("<i4").tobytes())

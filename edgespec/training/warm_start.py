@@ -11,7 +11,7 @@ gives, and the head's layer starts as one that adds nothing.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,10 @@ from edgespec.training.network import (
 )
 from edgespec.training.packing import Floats
 
-_COUNTED_AT_ONCE, _MOST_COUNTED = 256, 16_000  # rows
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_COUNTED_AT_ONCE = 256  # rows
 _MARKOV_DEVIATION = 0.25
 _DEVIATION = 0.02  # of weights that start at random
 _DAMPING = 0.01  # of the regression, as a share of the mean square of each number that it reads
@@ -47,7 +50,7 @@ _FITTED_PRODUCTS = 2e12  # multiplications, some 20 s of two cores
 
 
 def expected_counts(
-    states: Floats, head: Floats, scale: float, cap: float | None, device: str
+    states: "Iterable[Tensor]", head: Floats, scale: float, cap: float | None, device: str
 ) -> npt.NDArray[np.float64]:
     """How often each token is expected after some rows, [vocab_size]: a sum of probabilities.
 
@@ -55,20 +58,21 @@ def expected_counts(
     every row says what else might have come.
 
     Args:
-        states: After the target's final norm, [num_rows, hidden_size]; of many rows an even sample counts.
+        states: After the target's final norm, [num_rows, hidden_size] each, on the device.
         head: The target's vocabulary head, [vocab_size, hidden_size].
         scale, cap: Of the target's logits.
         device: Of torch, which counts.
     """
     import torch
 
-    counts = np.zeros(len(head))
-    states = states[:: max(1, len(states) // _MOST_COUNTED)]
+    counts = torch.zeros(len(head), dtype=torch.float64, device=device)
     columns = torch.from_numpy(head).to(device).T * scale
-    for part in torch.from_numpy(states).to(device, torch.float32).split(_COUNTED_AT_ONCE):
-        found = part @ columns if cap is None else cap * torch.tanh(part @ columns / cap)
-        counts += found.softmax(-1).sum(0).double().cpu().numpy()
-    return counts
+    for rows in states:
+        for part in rows.float().split(_COUNTED_AT_ONCE):
+            found = part @ columns if cap is None else cap * torch.tanh(part @ columns / cap)
+            counts += found.softmax(-1).sum(0)
+    summed: npt.NDArray[np.float64] = counts.cpu().numpy()
+    return summed
 
 
 def choose_tokens(counts: npt.NDArray[np.float64], size: int, always: Sequence[int]) -> TokenIds:

@@ -108,11 +108,10 @@ class WorkFolder:
                 "shorter prompts, more time (--minutes) or more room for hidden states (--disk)"
             )
 
-    def fitting(self, prompts: list[str]) -> list[Text]:
-        """The texts whose states have room; raises UsageError: They are too few to train on and compare with."""
-        fitting = self.with_states(self.read_texts())
-        num_found = sum(not text.is_held_out for text in fitting)
-        if num_found < _FEWEST_TEXTS or not self.split(fitting)[1]:
+    def require_enough(self, texts: list[Text], prompts: list[str]) -> list[Text]:
+        """The same texts; raises UsageError: They are too few to train on and compare with."""
+        num_found = sum(not text.is_held_out for text in texts)
+        if num_found < _FEWEST_TEXTS or not self.split(texts)[1]:
             num = f"{num_found}, all of prompts that are held out" if num_found >= _FEWEST_TEXTS else num_found
             more = (
                 "give more prompts, more time (--minutes)" if prompts else "chat with the model first, or give it"
@@ -121,8 +120,8 @@ class WorkFolder:
                 f"texts to train on: {num}, wanted {_FEWEST_TEXTS} at least; {more} "
                 f"{'or ' if prompts else ''}more room for hidden states (--disk)"
             )
-        self.require_held_out(fitting)
-        return fitting
+        self.require_held_out(texts)
+        return texts
 
     def split(self, texts: list[Text]) -> tuple[list[Text], list[Text]]:
         """The texts that are held out, and those of other prompts, to train on.

@@ -14,6 +14,7 @@ from edgespec.training.lanes import Lanes, OwnText
 from edgespec.training.prompts import PromptWriter
 from edgespec.training.stored_texts import TextsFile
 from edgespec.training.target_run import TargetRun
+from edgespec.training.torch_reader import TorchReader
 from edgespec.training.torch_target import TorchTarget
 from edgespec.training.torch_writer import TorchWriter
 from edgespec.training.work_folder import TrainingOptions, WorkFolder
@@ -144,7 +145,7 @@ def test_what_was_written_is_stored_with_its_states_and_goes_on_after_an_interru
     assert len({text.tokens[: text.num_prompt].tobytes() for text in texts}) == len(texts)
     assert not folder.states.missing(texts)
     last, rows = texts[-1], folder.states.rows()
-    (wanted,) = writer.read([last.tokens], folder.layers)
+    (wanted,) = TorchReader(writer.target, print).read([last.tokens], folder.layers)
     assert np.abs(rows[last.start : last.start + len(last.tokens)] - wanted).max() < 2e-2
 
 

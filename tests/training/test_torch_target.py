@@ -17,10 +17,14 @@ from edgespec.export.convert import export_model
 from edgespec.export.heads.convert import plan_head
 from edgespec.export.heads.head_source import read_head
 from edgespec.export.sources import LoadedSource, read_source
-from edgespec.training import torch_writer, train
+from edgespec.training import torch_reader, torch_writer, train
+from edgespec.training.packing import Text
 from edgespec.training.prompts import Asked, Dialogue, Said
+from edgespec.training.state_rows import ComputedRows, StoredRows
 from edgespec.training.stored_texts import StatesFile, TextsFile
 from edgespec.training.target import StatesReader, write_answers
+from edgespec.training.target_run import TargetRun
+from edgespec.training.torch_reader import TorchReader
 from edgespec.training.torch_target import TorchTarget, why_not
 from edgespec.training.torch_writer import TorchWriter
 from edgespec.training.warm_start import expected_counts, read_layers
@@ -69,13 +73,13 @@ def test_targets_of_other_kinds_are_named_with_the_reason(family: str, problem: 
 def test_states_of_padded_texts_are_those_of_the_exported_graph(
     source: LoadedSource, target: TorchTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_writer, "_MOST_ROWS", 60)  # several batches
+    monkeypatch.setattr(torch_reader, "_CPU_ROWS", 60)  # several batches
     rng, layers = np.random.default_rng(0), (0, 1, tiny.LAYERS)
     texts = [rng.integers(0, tiny.VOCAB, size).astype(np.int32) for size in (17, 1, 30, 9, 23, 40)]
     (tensor, *_) = source.tensors.values()
     export_model(tensor.path, tmp_path / "out", precision="fp32", hidden_layers=layers)
     wanted = StatesReader(tmp_path / "out", layers).read(texts)
-    for one, other in zip(writer(target, tmp_path).read(texts, layers), wanted, strict=True):
+    for one, other in zip(TorchReader(target, print).read(texts, layers), wanted, strict=True):
         assert one.shape == other.shape
         assert np.abs(one - other).max() < 2e-3 * max(1.0, np.abs(other).max())  # half floats
 
@@ -200,10 +204,10 @@ def test_where_cuda_graphs_do_not_work_a_line_says_so_and_no_answer_is_lost(
 
 
 def test_without_memory_for_a_pass_texts_are_read_in_smaller_ones(
-    target: TorchTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: TorchTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts, lines, read = [np.arange(40, dtype=np.int32) + i for i in range(60)], list[str](), TorchTarget.read
-    wanted = writer(target, tmp_path).read(texts, (1,))
+    wanted = TorchReader(target, print).read(texts, (1,))
 
     def bounded(self: TorchTarget, tokens: torch.Tensor, *rest: object) -> list[torch.Tensor]:
         if tokens.numel() > 1100:
@@ -211,8 +215,7 @@ def test_without_memory_for_a_pass_texts_are_read_in_smaller_ones(
         return read(self, tokens, *rest)
 
     monkeypatch.setattr(TorchTarget, "read", bounded)
-    monkeypatch.setattr(torch_writer, "_MOST_ROWS", 4096)
-    found = writer(target, tmp_path, report=lines).read(texts, (1,))
+    found = TorchReader(target, lines.append).read(texts, (1,))
     assert lines == [f"cpu has no memory for a pass; going on with {num} tokens" for num in (2048, 1024)]
     assert all(np.allclose(one, other, atol=1e-2) for one, other in zip(found, wanted, strict=True))
 
@@ -271,7 +274,51 @@ def test_expected_counts_of_tokens_are_sums_of_probabilities(cap: float | None) 
     if cap is not None:
         logits = cap * np.tanh(logits / cap)
     shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    assert expected_counts(states, head, 0.5, cap, "cpu") == pytest.approx(shares.sum(axis=0), rel=1e-3)
+    parts = torch.from_numpy(states).split(400)
+    assert expected_counts(parts, head, 0.5, cap, "cpu") == pytest.approx(shares.sum(axis=0), rel=1e-3)
+
+
+def test_computed_states_are_those_that_would_be_stored(target: TorchTarget) -> None:
+    rng, lengths = np.random.default_rng(3), (5, 1, 9, 2, 30)
+    tokens = [rng.integers(0, tiny.VOCAB, length).astype(np.int32) for length in lengths]
+    texts = [Text(each, 1, start) for each, start in zip(tokens, (0, 5, 6, 15, 17), strict=True)]
+    reader = TorchReader(target, print)
+    stored = StoredRows(np.concatenate(reader.read(tokens, (0, 1))), "cpu")
+    computed = ComputedRows(reader, texts, (0, 1))
+    for places in (
+        np.arange(47),
+        rng.integers(0, 47, (3, 4)),
+        rng.integers(6, 15, 5),
+        np.array([16]),
+        np.array([46]),
+    ):
+        found, wanted = computed.at(places), stored.at(places)
+        assert found.shape == (*places.shape, 2 * tiny.HIDDEN)
+        assert torch.allclose(found.float(), wanted.float(), atol=2e-2, rtol=1e-2)
+    assert computed.sample(texts) == texts == stored.sample(texts)
+
+
+@pytest.mark.slow
+def test_the_command_trains_a_head_from_states_that_are_not_stored(
+    source: LoadedSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(train, "_LEAST_TRAINING_S", 2.0)
+    monkeypatch.setattr(TargetRun, "_is_on_gpu", True)
+    (tensor, *_) = source.tensors.values()
+    command = ["train", str(tensor.path), "--output", str(tmp_path / "head"), "--minutes", "0.1", "--json"]
+    command += ["--draft-vocab", "120", "--train-device", "cpu", "--disk", "1M"]
+    for _ in range(2):
+        assert main(command) == 0
+        said = capsys.readouterr()
+        report = json.loads(said.out)
+        assert len(report["agreement"]) == 5
+        assert report["gain"] is None
+        assert "hidden states" not in said.err
+    assert report["texts"] > 10
+    assert {each.name for each in (tmp_path / "head.work").iterdir()} >= {"texts.jsonl", "checkpoint.safetensors"}
+    assert not (tmp_path / "head.work" / "states.f16").exists()
+    assert plan_head(source, read_head(tmp_path / "head"), "fp32").plan.tokens is not None
 
 
 @pytest.mark.slow
@@ -297,9 +344,7 @@ def test_the_command_trains_a_head_from_texts_and_states_of_torch(
     assert states.num_rows == texts.num_tokens
     assert [text.is_held_out for text in texts.texts[:4]] == [True] * 3 + [False]
     first = texts.texts[3]
-    (wanted,) = TorchWriter(TorchTarget(source, "cpu"), tmp_path, [], 4, print).read(
-        [first.tokens], read_layers(source, 3)
-    )
+    (wanted,) = TorchReader(TorchTarget(source, "cpu"), print).read([first.tokens], read_layers(source, 3))
     stored = states.rows()[first.start : first.start + len(first.tokens)]
     assert np.abs(stored - wanted).mean() < 2e-2
     tokens = plan_head(source, read_head(tmp_path / "head"), "fp32").plan.tokens

@@ -26,7 +26,8 @@ from edgespec.training.fit import Data, Recipe, Trainer
 from edgespec.training.head_file import write_head
 from edgespec.training.network import HEAD, JOIN, MARKOV_HEAD, HeadShape, Network
 from edgespec.training.objective import Agreement, agreement, backward, unroll, visible
-from edgespec.training.packing import Batch, Text, num_shared, pack
+from edgespec.training.packing import Batch, Text, even_sample, num_shared, pack
+from edgespec.training.state_rows import StoredRows
 from edgespec.training.stored_texts import TextsFile
 from edgespec.training.target import FIRST_OWN
 from edgespec.training.target_run import TargetRun
@@ -174,7 +175,7 @@ def test_a_draft_learns_from_the_targets_probabilities_behind_its_first_token(
     wanted = []
     for text in data.texts:
         for place in range(text.num_prompt, len(text.tokens) - 1):
-            logits = data.rows[text.start + place].astype(np.float32) @ data.head.T * 0.5
+            logits = data.rows.at(np.array(text.start + place)).float().numpy() @ data.head.T * 0.5
             shares = np.exp(1.5 * 2.0 * np.tanh(logits / 2.0))
             wanted.append(shares / shares.sum())
     assert np.abs(trainer._after(batch).numpy() - np.array(wanted)).max() < 1e-5
@@ -182,14 +183,14 @@ def test_a_draft_learns_from_the_targets_probabilities_behind_its_first_token(
 
 def test_the_held_out_texts_that_are_compared_are_an_even_sample_of_all() -> None:
     texts = [Text(np.full(100, i, np.int32), 4) for i in range(70)]
-    found = [int(text.tokens[0]) for text in fit.even_sample(texts, 2000)]
+    found = [int(text.tokens[0]) for text in even_sample(texts, 2000)]
     assert len(found) == 20
     assert found[0] == 0
     assert {b - a for a, b in pairwise(found)} == {3, 4}
     assert 70 - found[-1] <= 4
-    assert fit.even_sample(texts, 7000) == texts
-    assert fit.even_sample(texts[:3], 50) == texts[:1]
-    assert fit.even_sample([], 50) == []
+    assert even_sample(texts, 7000) == texts
+    assert even_sample(texts[:3], 50) == texts[:1]
+    assert even_sample([], 50) == []
 
 
 def run(*arguments: object) -> int:
@@ -204,7 +205,7 @@ def small_trainer(target: Path, folder: Path, recipe: Recipe | None = None, *, b
     states = rng.normal(size=(480, tiny.HIDDEN)).astype(np.float16)
     states[:440] *= np.nan if broken else 1.0
     embedding = made_heads.target_weights()["model.embed_tokens.weight"]
-    data = Data(states, texts[:11], texts[11:], embedding, weights[HEAD], tokens)
+    data = Data(StoredRows(states, "cpu"), texts[:11], texts[11:], embedding, weights[HEAD], tokens)
     given = folder / "checkpoint", lambda best: None, "cpu"
     return Trainer(shape, data, weights, *given, saved=weights, recipe=recipe)
 
@@ -515,7 +516,7 @@ def test_too_few_texts_are_refused_with_what_would_give_more(
     run = TargetRun(folder, LocalSource(path=target), print)
     run.write_texts(prompts, stored, nullcontext, 1.0, 0.0)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=rf"texts to train on: {len(stored)}, wanted 4 at least; {advice}"):
-        folder.fitting(prompts)
+        folder.require_enough(folder.read_texts().texts, prompts)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25, 0.0])
@@ -594,7 +595,7 @@ def test_held_out_prompts_that_get_no_answer_are_refused_before_others_are_answe
     for number in range(4):
         texts.add(number, np.array([number], np.int32), (2,))
     with pytest.raises(UsageError, match="prompts of --held-out: 0"):
-        folder.fitting(["c"])
+        folder.require_enough(folder.read_texts().texts, ["c"])
 
 
 def test_no_text_of_a_prompt_that_is_held_out_is_trained_on(target: Path, tmp_path: Path) -> None:
@@ -625,7 +626,7 @@ def test_texts_of_held_out_prompts_alone_are_refused(target: Path, tmp_path: Pat
     for number in range(5):
         texts.add(number, np.array([1, 2], np.int32), (number,))
     with pytest.raises(UsageError, match="texts to train on: 5, all of prompts that are held out, wanted 4 at"):
-        folder.fitting(["a"])
+        folder.require_enough(folder.read_texts().texts, ["a"])
 
 
 def test_prompts_of_a_corpus_that_are_held_out_are_left_out() -> None:

@@ -1,0 +1,92 @@
+"""Rows of hidden states, a row for each token of all texts, as training asks for them by their places."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.training.packing import Ints, Text, even_sample
+from edgespec.training.torch_reader import Halves, TorchReader
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_MEMORY_SHARE = 0.6  # of a GPU's free memory, for stored states
+_COPIED_BYTES = 1 << 28
+_COMPUTED_TOKENS = 300_000  # of a sample: some seconds of a GPU
+
+
+class StateRows(Protocol):
+    """Hidden states of the tokens of texts."""
+
+    def at(self, places: Ints) -> "Tensor":
+        """Rows, [*places, width]; a text's rows begin at its `start`."""
+
+    def sample(self, texts: Sequence[Text]) -> Sequence[Text]:
+        """Texts whose rows are there in a short time."""
+
+
+class StoredRows(StateRows):
+    """Rows of a file; in the memory of a GPU if that has room for them, else where they lie."""
+
+    def __init__(self, rows: Halves, device: str) -> None:
+        """device: Of torch, where they are asked for."""
+        import torch
+
+        self._device, self._stored, self._copied = device, rows, None
+        if device.startswith("cuda") and rows.nbytes <= _MEMORY_SHARE * torch.cuda.mem_get_info()[0]:
+            self._copied = torch.empty(rows.shape, dtype=torch.float16, device=device)
+            step = max(1, _COPIED_BYTES // (2 * rows.shape[1]))
+            for start in range(0, len(rows), step):
+                self._copied[start : start + step] = torch.from_numpy(np.array(rows[start : start + step]))
+
+    def at(self, places: Ints) -> "Tensor":
+        import torch
+
+        if self._copied is not None:
+            return self._copied[torch.from_numpy(places).to(self._device)]
+        return torch.from_numpy(self._stored[places]).to(self._device)
+
+    def sample(self, texts: Sequence[Text]) -> Sequence[Text]:
+        return texts
+
+
+class ComputedRows(StateRows):
+    """Rows that the target computes anew each time that they are asked for, of whole texts, and nothing is stored.
+
+    On a GPU the pass over a batch takes about as long as training on it, where the states of five million tokens
+    of a 1.5B target would take 60 GB.
+    """
+
+    def __init__(self, reader: TorchReader, texts: Sequence[Text], layers: Sequence[int]) -> None:
+        """texts: All texts, in the order of their rows."""
+        self._reader, self._texts, self._layers = reader, texts, layers
+        self._starts = np.array([text.start for text in texts], np.int64)
+        self._offsets = np.full(len(texts), -1, np.int64)  # to a text's rows among those at hand; -1 for none
+        self._at_hand: Tensor | None = None
+
+    def at(self, places: Ints) -> "Tensor":
+        import torch
+
+        numbers = np.searchsorted(self._starts, places, side="right") - 1
+        wanted = np.unique(numbers)
+        if self._at_hand is None or self._offsets[wanted].min() < 0:
+            self._compute(wanted)
+        assert self._at_hand is not None
+        found = self._offsets[numbers] + places - self._starts[numbers]
+        return self._at_hand[torch.from_numpy(found).to(self._at_hand.device)]
+
+    def sample(self, texts: Sequence[Text]) -> Sequence[Text]:
+        return even_sample(texts, _COMPUTED_TOKENS)
+
+    def _compute(self, wanted: npt.NDArray[np.int64]) -> None:
+        import torch
+
+        self._at_hand = None  # its memory is free for what comes now
+        texts = [self._texts[number] for number in wanted]
+        lengths = [len(text.tokens) for text in texts]
+        self._offsets[:] = -1
+        self._offsets[wanted] = np.cumsum([0, *lengths[:-1]])
+        with torch.autocast(self._reader.target.device.partition(":")[0], enabled=False):
+            self._at_hand = torch.cat(self._reader.states([text.tokens for text in texts], self._layers))
