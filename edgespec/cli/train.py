@@ -13,7 +13,7 @@ from edgespec.cli.parser import CommandParser
 from edgespec.system.command_line import join_words, quote
 from edgespec.system.console import info
 from edgespec.system.tables import read_table
-from edgespec.system.units import parse_bytes
+from edgespec.system.units import format_time, parse_bytes
 
 if TYPE_CHECKING:
     from edgespec.training.objective import ExpectedGain, TrainingReport
@@ -104,7 +104,7 @@ def _format(report: "TrainingReport") -> list[str]:
         f"{report.held_out_texts} held-out texts: {rates}; {report.coverage:.1%} of the tokens of their answers "
         "can be drafted",
         _format_gain(report.gain),
-        f"trained for {report.training_s / 60:.0f} min on {report.texts} texts, {report.answer_tokens} tokens of "
+        f"trained for {format_time(report.training_s)} on {report.texts} texts, {report.answer_tokens} tokens of "
         f"answers; each of {report.drafts} drafts was seen {report.trained_drafts / max(1, report.drafts):.1f} "
         "times, all runs together",
     ]

@@ -49,3 +49,8 @@ def format_speed(tokens_per_second: float, decimals: int = 1) -> str:
     if tokens_per_second >= 10:
         return f"{tokens_per_second:.{decimals}f}"
     return f"{tokens_per_second:.1f}" if tokens_per_second >= 0.1 else f"{tokens_per_second:.2g}"
+
+
+def format_time(seconds: float) -> str:
+    """A length of time as text: 45 s below two minutes, 12 min above."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

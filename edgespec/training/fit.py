@@ -13,6 +13,7 @@ import numpy as np
 from edgespec import DeviceUnavailable, EdgeSpecError, MemoryExhausted, TokenIds, expected_tokens, return_freed
 from edgespec.system.console import info, show_progress
 from edgespec.system.signals import defer_signals
+from edgespec.system.units import format_time
 from edgespec.training.checkpoint import TrainingCheckpoint, TrainingProgress, read_checkpoint, write_checkpoint
 from edgespec.training.network import HEAD, HeadShape, Network
 from edgespec.training.objective import Agreement, agreement, backward
@@ -365,7 +366,7 @@ class Trainer:
     def _describe(self, left_s: float) -> str:
         best = self.progress.best
         so_far = f", {best[0]:.0%} of first tokens are right" if best else ""
-        return f"training: {max(0.0, left_s) / 60:.0f} min left{so_far}"
+        return f"training: {format_time(max(0.0, left_s))} left{so_far}"
 
 
 def find_device(name: str) -> str:

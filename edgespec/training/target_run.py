@@ -22,7 +22,7 @@ from edgespec import (
 )
 from edgespec.export.convert import export_model
 from edgespec.system.console import show_progress
-from edgespec.system.units import format_bytes
+from edgespec.system.units import format_bytes, format_time
 from edgespec.training.fit import find_device
 from edgespec.training.lanes import Lanes, OwnText
 from edgespec.training.packing import Text
@@ -184,13 +184,13 @@ class TargetRun:
         write = partial(write_answers, writer, texts=texts, longest=longest, most_tokens=most_tokens)
         num_too_long = 0
         if num := len({*range(-len(options.held_out), 0)} - texts.numbers):
-            self.report(f"the target answers {num} held-out prompts, for at most {limit_s / 120:.0f} min")
+            self.report(f"the target answers {num} held-out prompts, for at most {format_time(limit_s / 2)}")
             num_too_long = write(options.held_out, is_held_out=True, limit_s=limit_s / 2)
             self.folder.require_held_out(texts.texts)
         left_s = limit_s - (monotonic() - began)
         if time_share > 0 and (prompts or own_share > 0):
             own = f"prompts, {own_share:.0%} of which it writes itself" if own_share else f"{len(prompts)} prompts"
-            self.report(f"the target answers {own}, for at most {time_share * left_s / 60:.0f} min")
+            self.report(f"the target answers {own}, for at most {format_time(time_share * left_s)}")
             limit_s = time_share * left_s
             num_too_long += write(prompts, own_share=own_share, num_stored=num_stored, limit_s=limit_s)
         made, taken_s = texts.num_answer_tokens - before, max(1e-3, monotonic() - began)
@@ -243,7 +243,7 @@ class TargetRun:
                 stored = self.folder.with_states(texts)
                 self.folder.states.fill(stored, lambda missing: [found[tokens.tobytes()] for tokens in missing])
 
-        at_once = f"{lanes.num_lanes} at once, for at most {limit_s / 60:.0f} min"
+        at_once = f"{lanes.num_lanes} at once, for at most {format_time(limit_s)}"
         self.report(f"the target writes prompts and answers itself, {at_once}")
         try:
             for text in lanes.write(limit_s, _AWAITED):

@@ -25,6 +25,7 @@ from edgespec import (
 from edgespec.export.sources import read_source
 from edgespec.system.console import show_progress
 from edgespec.system.disk import replace_file
+from edgespec.system.units import format_time
 from edgespec.training.checkpoint import TrainingProgress
 from edgespec.training.fit import Data, Recipe, Trainer, find_device
 from edgespec.training.head_file import WEIGHTS, read_weights, write_head
@@ -169,7 +170,7 @@ class HeadTraining:
         left_s = max(_LEAST_TRAINING_S, _TRAINING_SHARE * wanted_s, wanted_s - (monotonic() - began))
         self.report(
             f"training a head of {shape.num_weights / 1e6:.1f} M weights on {len(trained)} texts on "
-            f"{trainer.device}, in {trainer.precision}, for at most {left_s / 60:.0f} min; "
+            f"{trainer.device}, in {trainer.precision}, for at most {format_time(left_s)}; "
             "Ctrl-C keeps what is trained"
         )
         trainer.run(left_s)

@@ -539,7 +539,7 @@ def test_held_out_answers_have_half_of_the_time_and_the_others_a_share_of_the_re
     now, said = iter([0.0, 0.0, 9.0]), list[str]()
     assert replace(run, report=said.append).write_texts(["c", "d"], [], nullcontext, 1.0, 0.0) == 24.0  # type: ignore[arg-type]
     assert limits[-1] == 24.0
-    assert said[0] == "the target answers 2 prompts, for at most 0 min", "and none that is held out, again"
+    assert said[0] == "the target answers 2 prompts, for at most 14 s", "and none that is held out, again"
 
 
 def test_a_training_says_of_nothing_that_it_does_not_do(
