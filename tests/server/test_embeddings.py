@@ -122,8 +122,8 @@ def test_many_who_wait_for_vectors_do_not_hold_up_other_requests(
     with ThreadPoolExecutor(40) as pool:  # more than asyncio has threads
         asked = [pool.submit(ask, served, input="the an") for _ in range(40)]
         try:
-            assert all(waiting.acquire(timeout=20) for _ in asked)
-            other = served.post("/v1/embeddings", {"model": "none", "input": "a"}, timeout=20)
+            assert all(waiting.acquire(timeout=WAIT_S) for _ in asked)
+            other = served.post("/v1/embeddings", {"model": "none", "input": "a"}, timeout=WAIT_S)
         finally:
             may_go.set()
     assert other.status_code == 404
