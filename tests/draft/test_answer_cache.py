@@ -20,7 +20,8 @@ GREEDY = GumbelSampler(SamplingParams())
 TEXTS = st.lists(st.integers(0, 3), max_size=60)
 ADD = (
     "import sys; import numpy as np; from pathlib import Path\n"
-    "from edgespec.draft.answer_cache import AnswerCache\n"
+    "from edgespec.draft import answer_cache; from edgespec.draft.answer_cache import AnswerCache\n"
+    "answer_cache._PATIENCE_S = 60.0  # with another one that is slow to write\n"
     "for i in range(20):\n"
     "    answers = AnswerCache(Path(sys.argv[1]), 'm', 'v', 500)\n"
     "    answers.add(np.zeros(0, np.int32), np.array([int(sys.argv[2]), i], np.int32)); answers.save()\n"

@@ -28,6 +28,11 @@ PROMPT = np.array([1, 2, 3, 1, 2], np.int32)
 SAMPLER = GumbelSampler(SamplingParams(temperature=0.8, seed=4), len(PROMPT))
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.draft.memory_watch._END_S", 60.0)  # of a pool that is closed within a slow look
+
+
 def idle_threads() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name == "edgespec memory"]
 
