@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from math import inf
 from threading import Thread
 from time import monotonic
 
@@ -81,9 +82,10 @@ def ask(process: LineProcess, request: bytes, wake_s: float, watch: Callable[[],
 
     thread = Thread(target=exchange, name="lines", daemon=True)
     thread.start()
+    thread.join(wake_s)
     while thread.is_alive():
-        thread.join(wake_s)
         watch()
+        thread.join(wake_s)
     return replies[0] if replies else b""
 
 
@@ -96,10 +98,13 @@ def ask_bounded(process: LineProcess, request: bytes, most_s: float, most_bytes:
 
     Raises WorkEnded: It takes longer or more, or the process has ended.
     """
-    started, before_s = monotonic(), _processor_s(process)
+    started, before_s = monotonic(), inf
 
     def watch() -> None:
-        if max(_processor_s(process) - before_s, (monotonic() - started) / _PATIENCE) > most_s:
+        nonlocal before_s  # found out after some time, since most replies come before that
+        spent_s = _processor_s(process)
+        before_s = min(before_s, spent_s)
+        if max(spent_s - before_s, (monotonic() - started) / _PATIENCE) > most_s:
             raise WorkEnded(f"it does not finish within {most_s:.0f} s")
         with suppress(psutil.Error):
             if psutil.Process(process.pid).memory_info().rss > most_bytes:
