@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Generator, Sequence
+from functools import cached_property
 from importlib import resources
 from itertools import takewhile
 from pathlib import Path
@@ -73,18 +74,18 @@ class PromptWriter:
         """A conversation that ends with the user's turn; None where nothing of use was written."""
         kind, of_kind = number % _NUM_KINDS, number // _NUM_KINDS
         if kind in range(_NUM_PLAIN, _NUM_KINDS - 1):
-            asked = self._ask([_turn("user", _PASSAGE)], _LONGEST_PASSAGE, number)
-            passage = (yield asked).text.strip()
+            passage = (yield Asked(self._passage, _LONGEST_PASSAGE, _sampling(number))).text.strip()
             task = _TASKS[(of_kind * (_NUM_KINDS - 1 - _NUM_PLAIN) + kind) % len(_TASKS)]
             return [_turn("user", task.format(passage))] if passage else None
         first = yield from _write_turn(self._begin, number)
         turns = [_turn("user", first)]
         if not first or kind < _NUM_PLAIN:
             return turns if first else None
-        if not (answer := (yield self._ask(turns, _LONGEST_ANSWER, None)).text.strip()):
+        tokens = np.array(self._encode(turns), np.int32)
+        if not (answer := (yield Asked(tokens, _LONGEST_ANSWER, _sampling(None))).text.strip()):
             return None
         turns.append(_turn("assistant", answer))
-        second = yield from _write_turn(self._before_turn(turns), number)
+        second = yield from _write_turn(self._before_turn(turns, beginnings=_BEGINNINGS[:2]), number)
         return [*turns, _turn("user", second)] if second else None
 
     @property
@@ -99,12 +100,17 @@ class PromptWriter:
         found = [[*self._encode([_turn("user", each)])][::-1] for each in _BEGINNINGS]
         return _same(found)[::-1]
 
-    def _before_turn(self, turns: Turns, text: str = "") -> TokenIds:
-        """The tokens of a conversation up to where the text of the user's next turn begins, or goes on."""
-        return _same([self._encode([*turns, _turn("user", text + each)]) for each in _BEGINNINGS])
+    @cached_property
+    def _passage(self) -> TokenIds:
+        """The tokens of the task to write a passage."""
+        return np.array(self._encode([_turn("user", _PASSAGE)]), np.int32)
 
-    def _ask(self, turns: Turns, longest: int, number: int | None) -> Asked:
-        return Asked(np.array(self._encode(turns), np.int32), longest, _sampling(number))
+    def _before_turn(self, turns: Turns, text: str = "", beginnings: Sequence[str] = _BEGINNINGS) -> TokenIds:
+        """The tokens of a conversation up to where the text of the user's next turn begins, or goes on.
+
+        beginnings: Of that text, which the result is found by; each costs a rendering of the chat template.
+        """
+        return _same([self._encode([*turns, _turn("user", text + each)]) for each in beginnings])
 
 
 def _same(found: Sequence[Sequence[int] | TokenIds]) -> TokenIds:

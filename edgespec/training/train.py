@@ -55,7 +55,7 @@ from edgespec.training.warm_start import (
 from edgespec.training.work_folder import TrainingOptions, WorkFolder, describe_run, hold_work, work_folder_of
 
 _TRAINING_SHARE, _LEAST_TRAINING_S = 0.4, 10.0  # of the time, at least
-_COUNTED_ROWS, _GPU_COUNTED_ROWS, _READ_AT_ONCE = 16_000, 200_000, 4096  # to choose the tokens to draft
+_COUNTED_ROWS, _GPU_COUNTED_ROWS, _READ_AT_ONCE = 16_000, 200_000, 8192  # to choose the tokens to draft
 
 
 def require_torch() -> None:

@@ -45,7 +45,7 @@ _COUNTED_AT_ONCE = 256  # rows
 _MARKOV_DEVIATION = 0.25
 _DEVIATION = 0.02  # of weights that start at random
 _DAMPING = 0.01  # of the regression, as a share of the mean square of each number that it reads
-_FITTED_AT_ONCE = 2048  # rows
+_FITTED_AT_ONCE = 8192  # rows
 _FITTED_PRODUCTS = 2e12  # multiplications, some 20 s of two cores
 
 
