@@ -52,6 +52,8 @@ def row(name: str, rates: Sequence[float], seconds: float) -> str:
 def open_folder(head: Path, source: Path, scratch: Path, draft_vocab_size: int) -> tuple[WorkFolder, list[Text]]:
     """The texts of a head that have states, in a folder that makes what else it needs in scratch."""
     work, loaded = work_folder_of(head), read_source(source)
+    if not (work / STATES).exists():
+        raise UsageError(f"{work} has no hidden states, which a GPU does not store; train {head} on a CPU")
     scratch.mkdir()
     for name in (TEXTS, STATES, Path(STATES).with_suffix(".texts").name):
         (scratch / name).symlink_to((work / name).resolve(strict=True))
