@@ -283,14 +283,17 @@ def test_a_reader_that_takes_nothing_is_left(
 
 def test_heads_and_bodies_that_never_end_are_given_up(names: ModelNames, tiny_model: Path) -> None:
     """S9: connections that send a little and stay."""
-    with (
-        serving(names, lambda name: table_engine(tiny_model), limits=QUICK) as served,
-        served.raw() as nothing,
-        served.raw() as head,
-        served.raw() as body,
-    ):
-        head.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX-A: ")
-        body.sendall(
+    with serving(names, lambda name: table_engine(tiny_model), limits=QUICK) as served, ExitStack() as opened:
+
+        def send(data: bytes) -> socket.socket:
+            """Connect and send at once: the time that a head has begins with the connection."""
+            connection = opened.enter_context(served.raw())
+            connection.sendall(data)
+            return connection
+
+        nothing = send(b"")
+        head = send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX-A: ")
+        body = send(
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b'Content-Length: 100\r\n\r\n{"model"'
         )
