@@ -22,6 +22,7 @@ import made_heads
 import pytest
 import tiny
 from fake_hub import FakeHub
+from until import SOON_S
 
 import edgespec.engine.pair_export
 import edgespec.setup.hub
@@ -808,6 +809,8 @@ def test_hub_that_never_answers_is_left_behind(monkeypatch: pytest.MonkeyPatch) 
 def test_hub_that_falls_silent_after_its_first_answer_is_told(
     hub: FakeHub, one_file: HubId, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    is_reachable = edgespec.setup.hub.is_reachable
+    monkeypatch.setattr(edgespec.setup.hub, "is_reachable", lambda url, timeout_s: is_reachable(url, SOON_S))
     monkeypatch.setattr(edgespec.setup.hub, "_ANSWER_S", 0.3)
     hub.faults["api"] = ["stall"]
     with pytest.raises(ModelError, match="connection to the hub broke"):
@@ -919,7 +922,7 @@ def test_range_that_is_past_the_end_starts_anew(hub: FakeHub, one_file: HubId, t
 def test_stalled_download_goes_on(
     hub: FakeHub, one_file: HubId, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(edgespec.setup.hub, "_STALL_S", 0.3)
+    monkeypatch.setattr(edgespec.setup.hub, "_STALL_S", 2.0)  # within which a busy hub begins to answer
     hub.faults["m.gguf"] = ["stall"]
     assert get(tmp_path, one_file).path.read_bytes() == LARGE
     assert hub.requests[-1][1] == f"bytes={len(LARGE) // 2}-"

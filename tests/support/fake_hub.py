@@ -3,14 +3,23 @@
 import hashlib
 import json
 import re
-import time
 from collections import defaultdict
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from until import SOON_S
+
 LARGE_BYTES = 10_000  # from here on a file is listed with its SHA-256, as in Git LFS
+
+
+def wait_until_gone(request: BaseHTTPRequestHandler) -> None:
+    """Wait until a client has closed its connection."""
+    with suppress(OSError):
+        request.connection.settimeout(SOON_S)
+        request.connection.recv(1)
 
 
 class FakeHub:
@@ -97,7 +106,7 @@ class FakeHub:
     def list(self, request: Any, repository: str, revision: str) -> None:
         fault = self.fault("api")
         if fault == "stall":
-            time.sleep(1)
+            wait_until_gone(request)
             return
         if isinstance(fault, bytes):
             request.answer(200, fault, Content_Type="application/json")
@@ -142,7 +151,7 @@ class FakeHub:
         elif fault == "stall":
             request.answer(200, content[: len(content) // 2], Content_Length=str(len(content)))
             request.wfile.flush()
-            time.sleep(1)
+            wait_until_gone(request)
         else:
             self.send(request, content, fault)
 
