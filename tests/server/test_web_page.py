@@ -322,7 +322,7 @@ def test_the_page_answers_in_browsers_that_iterate_over_no_body_and_store_nothin
         page.type("hi\n")
         page.wait_for("turns.length === 2 && running === null")
         assert texts(page, ".assistant strong") == ["blue"]
-        page.evaluate("document.querySelector('.code button').click()")
+        page.click("document.querySelector('.code button')")
         page.wait_for("document.querySelector('.code button').textContent === 'Copied'")
         page.evaluate("document.getElementById('text').focus()")
         page.type("again")
