@@ -3,6 +3,7 @@
 import gc
 import json
 import logging
+import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 import httpx2
+import psutil
 import pytest
 from served import Served, home_with, serving, table_engine
 from until import until
@@ -23,7 +25,8 @@ from edgespec.server.model_names import ModelNames
 
 CHAT = "/v1/chat/completions"
 HI: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "in the an"}], "max_tokens": 5}
-LONGEST_S = 3.0  # for /health, on a machine that runs other tests; what is refused here took minutes
+# For /health, on a machine that runs other tests; more where it has more to do. What is refused here took minutes.
+LONGEST_S = 3.0
 PRIVATE = "".join(map(chr, [*range(0xE000, 0xF8FF), *range(0xF0000, 0xFFFFD)]))
 LONG = 60_000  # times, in texts of at most 131,072 characters
 
@@ -68,7 +71,8 @@ def answer_beside(served: Served, path: str, document: dict[str, Any] | bytes) -
             answer = served.client.post(path, content=body, headers={"Content-Type": "application/json"})
         finally:
             is_over.set()
-        assert max(watch.result() for watch in watches) < LONGEST_S
+        allowed_s = LONGEST_S * max(1.0, psutil.getloadavg()[0] / (os.cpu_count() or 1))
+        assert max(watch.result() for watch in watches) < allowed_s
     until(lambda: served.services.admission.num_taken == 0)
     return answer
 
