@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from edgespec.training.packing import Ints, Text, even_sample
+from edgespec.training.packing import Bools, Ints, Text, even_sample
 from edgespec.training.torch_reader import Halves, TorchReader
 
 if TYPE_CHECKING:
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
 _MEMORY_SHARE = 0.6  # of a GPU's free memory, for stored states
 _COPIED_BYTES = 1 << 28
 _COMPUTED_TOKENS = 300_000  # of a sample: some seconds of a GPU
+_MOST_AT_HAND = 32_768  # tokens whose computed states are held: 0.3 GB of a 1.5B target, and as much to join them
 
 
 class StateRows(Protocol):
@@ -71,7 +71,9 @@ class ComputedRows(StateRows):
 
         numbers = np.searchsorted(self._starts, places, side="right") - 1
         wanted = np.unique(numbers)
-        if self._at_hand is None or self._offsets[wanted].min() < 0:
+        if (self._offsets[wanted] < 0).any():
+            if len(parts := self._split(wanted)) > 1:
+                return self._join(places, [np.isin(numbers, part) for part in parts])
             self._compute(wanted)
         assert self._at_hand is not None
         found = self._offsets[numbers] + places - self._starts[numbers]
@@ -80,13 +82,30 @@ class ComputedRows(StateRows):
     def sample(self, texts: Sequence[Text]) -> Sequence[Text]:
         return even_sample(texts, _COMPUTED_TOKENS)
 
-    def _compute(self, wanted: npt.NDArray[np.int64]) -> None:
+    def _split(self, wanted: Ints) -> list[Ints]:
+        """Texts in parts, by their numbers, as many as are held at once."""
+        lengths = np.array([len(self._texts[number].tokens) for number in wanted])
+        parts = (np.cumsum(lengths) - lengths) // _MOST_AT_HAND
+        return np.split(wanted, np.flatnonzero(np.diff(parts)) + 1)
+
+    def _join(self, places: Ints, parts: Sequence[Bools]) -> "Tensor":
+        """Rows of places, [*places, width], one part of which is computed after the other."""
+        import torch
+
+        target = self._reader.target
+        shape = *places.shape, len(self._layers) * target.config.hidden_size
+        rows = torch.empty(shape, dtype=target.dtype, device=target.device)
+        for part in parts:
+            rows[torch.from_numpy(part).to(target.device)] = self.at(places[part])
+        return rows
+
+    def _compute(self, wanted: Ints) -> None:
         import torch
 
         self._at_hand = None  # its memory is free for what comes now
+        self._offsets[:] = -1
         texts = [self._texts[number] for number in wanted]
         lengths = [len(text.tokens) for text in texts]
-        self._offsets[:] = -1
-        self._offsets[wanted] = np.cumsum([0, *lengths[:-1]])
         with torch.autocast(self._reader.target.device.partition(":")[0], enabled=False):
             self._at_hand = torch.cat(self._reader.states([text.tokens for text in texts], self._layers))
+        self._offsets[wanted] = np.cumsum([0, *lengths[:-1]])

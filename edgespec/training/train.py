@@ -208,15 +208,13 @@ class HeadTraining:
         ends = [(max(1, text.num_prompt), len(text.tokens)) for text in trained]
         places = np.concatenate([text.start + np.arange(*each) for text, each in zip(trained, ends, strict=True)])
         tokens = np.concatenate([text.tokens[slice(*each)] for text, each in zip(trained, ends, strict=True)])
-        parts = (
-            FittedRows(
-                embedding[tokens[part]],
-                rows.at(places[part] - 1)[:, -num_states * size :].float().cpu().numpy(),
-                rows.at(places[part])[:, -2 * size : -size].float().cpu().numpy(),
-            )
-            for part in sample_rows(len(places), size, num_states)
-        )
-        return fit_join(parts, self.folder.loaded.config.rms_eps)
+
+        def read(part: slice) -> FittedRows:
+            before, at = rows.at(np.stack([places[part] - 1, places[part]]))
+            states, wanted = before[:, -num_states * size :], at[:, -2 * size : -size]
+            return FittedRows(embedding[tokens[part]], states.float().cpu().numpy(), wanted.float().cpu().numpy())
+
+        return fit_join(map(read, sample_rows(len(places), size, num_states)), self.folder.loaded.config.rms_eps)
 
     def _tokens(self, rows: StateRows, trained: Sequence[Text], head: Floats) -> TokenIds:
         """The tokens that can be drafted; those of the first run, if another one goes on with it."""

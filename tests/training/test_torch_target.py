@@ -17,7 +17,7 @@ from edgespec.export.convert import export_model
 from edgespec.export.heads.convert import plan_head
 from edgespec.export.heads.head_source import read_head
 from edgespec.export.sources import LoadedSource, read_source
-from edgespec.training import torch_reader, torch_writer, train
+from edgespec.training import state_rows, torch_reader, torch_writer, train
 from edgespec.training.packing import Text
 from edgespec.training.prompts import Asked, Dialogue, Said
 from edgespec.training.state_rows import ComputedRows, StoredRows
@@ -278,7 +278,11 @@ def test_expected_counts_of_tokens_are_sums_of_probabilities(cap: float | None) 
     assert expected_counts(parts, head, 0.5, cap, "cpu") == pytest.approx(shares.sum(axis=0), rel=1e-3)
 
 
-def test_computed_states_are_those_that_would_be_stored(target: TorchTarget) -> None:
+@pytest.mark.parametrize("most_at_hand", [100, 12])
+def test_computed_states_are_those_that_would_be_stored(
+    target: TorchTarget, monkeypatch: pytest.MonkeyPatch, most_at_hand: int
+) -> None:
+    monkeypatch.setattr(state_rows, "_MOST_AT_HAND", most_at_hand)
     rng, lengths = np.random.default_rng(3), (5, 1, 9, 2, 30)
     tokens = [rng.integers(0, tiny.VOCAB, length).astype(np.int32) for length in lengths]
     texts = [Text(each, 1, start) for each, start in zip(tokens, (0, 5, 6, 15, 17), strict=True)]
@@ -291,11 +295,33 @@ def test_computed_states_are_those_that_would_be_stored(target: TorchTarget) -> 
         rng.integers(6, 15, 5),
         np.array([16]),
         np.array([46]),
+        np.zeros(0, np.int64),  # of a batch in which no draft begins
     ):
         found, wanted = computed.at(places), stored.at(places)
         assert found.shape == (*places.shape, 2 * tiny.HIDDEN)
         assert torch.allclose(found.float(), wanted.float(), atol=2e-2, rtol=1e-2)
     assert computed.sample(texts) == texts == stored.sample(texts)
+
+
+def test_states_of_few_texts_are_held_at_once_and_are_computed_once_for_a_batch(
+    target: TorchTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_rows, "_MOST_AT_HAND", 90)
+    read, states = list[int](), TorchReader.states
+
+    def note(self: TorchReader, texts: list[np.ndarray], *rest: object) -> list[torch.Tensor]:
+        read.append(sum(map(len, texts)))
+        return states(self, texts, *rest)
+
+    monkeypatch.setattr(TorchReader, "states", note)
+    texts = [Text(np.arange(20, dtype=np.int32), 1, 20 * i) for i in range(20)]
+    rows = ComputedRows(TorchReader(target, print), texts, (0,))
+    rows.at(np.arange(80))
+    rows.at(np.arange(20, 60))
+    assert read == [80]
+    rows.at(np.arange(0, 400, 7))
+    assert sum(read[1:]) == 400
+    assert max(read) == 100
 
 
 @pytest.mark.slow
