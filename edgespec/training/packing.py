@@ -107,7 +107,7 @@ def _batch(texts: Sequence[Text], bins: Sequence[Sequence[int]], num_rows: int) 
     tokens, positions, stored = (np.zeros(shape, np.int64) for _ in range(3))
     text, is_answer = np.full(shape, -1, np.int64), np.zeros(shape, bool)
     for line, indices in enumerate(bins):
-        place = 0
+        place, stored[line] = 0, texts[indices[0]].start  # padding reads states that are read anyway
         for index in indices:
             own = texts[index]
             left_out = max(0, len(own.tokens) - 1 - num_rows)

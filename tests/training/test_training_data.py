@@ -282,6 +282,14 @@ def test_states_for_which_there_is_no_room_are_refused(tmp_path: Path, monkeypat
         StatesFile(tmp_path / "states", 2).fill(made_texts((2, 3)), states_of)
 
 
+def test_padding_reads_states_of_a_text_of_its_own_line() -> None:
+    _, *texts = made_texts((50, 9), (2, 5), (4, 9), (1, 2), (3, 1))
+    (batch,) = pack(texts, 15, 4, None)
+    for line, stored in zip(batch.text, batch.stored, strict=True):
+        own = [texts[number] for number in {*line.tolist()} - {-1}]
+        assert {*stored.tolist()} <= {text.start + row for text in own for row in range(len(text.tokens))}
+
+
 @pytest.mark.parametrize("seed", [None, 1])
 def test_each_token_of_an_answer_but_the_last_begins_a_draft_in_its_own_text(seed: int | None) -> None:
     texts = made_texts((2, 5), (4, 9), (1, 2), (0, 3), (3, 1))
