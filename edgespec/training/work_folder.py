@@ -105,7 +105,7 @@ class WorkFolder:
         if self.options.held_out and not any(text.is_held_out for text in texts):
             raise UsageError(
                 f"answers to the {len(self.options.held_out)} prompts of --held-out: 0, wanted 1 at least; give "
-                "shorter prompts, more time (--minutes) or more room for hidden states (--disk)"
+                f"shorter prompts or more time (--minutes){self._advise_room(texts)}"
             )
 
     def require_enough(self, texts: list[Text], prompts: list[str]) -> list[Text]:
@@ -113,15 +113,17 @@ class WorkFolder:
         num_found = sum(not text.is_held_out for text in texts)
         if num_found < _FEWEST_TEXTS or not self.split(texts)[1]:
             num = f"{num_found}, all of prompts that are held out" if num_found >= _FEWEST_TEXTS else num_found
-            more = (
-                "give more prompts, more time (--minutes)" if prompts else "chat with the model first, or give it"
-            )
+            more = "give more prompts or more time (--minutes)" if prompts else "chat with the model first"
             raise UsageError(
-                f"texts to train on: {num}, wanted {_FEWEST_TEXTS} at least; {more} "
-                f"{'or ' if prompts else ''}more room for hidden states (--disk)"
+                f"texts to train on: {num}, wanted {_FEWEST_TEXTS} at least; {more}{self._advise_room(texts)}"
             )
         self.require_held_out(texts)
         return texts
+
+    def _advise_room(self, texts: Sequence[Text]) -> str:
+        """What would give more texts, where these are not all, since hidden states had no room."""
+        is_part = len(texts) < len(self.read_texts().texts)
+        return ", or give more room for hidden states (--disk)" if is_part else ""
 
     def split(self, texts: list[Text]) -> tuple[list[Text], list[Text]]:
         """The texts that are held out, and those of other prompts, to train on.

@@ -505,7 +505,8 @@ def test_an_interruption_says_where_all_lies_in_every_stage(
 
 
 @pytest.mark.parametrize(
-    ("prompts", "advice"), [(["a"], "give more prompts, more time"), ([], "chat with the model first")]
+    ("prompts", "advice"),
+    [(["a"], r"give more prompts or more time \(--minutes\)"), ([], "chat with the model first")],
 )
 def test_too_few_texts_are_refused_with_what_would_give_more(
     target: Path, tmp_path: Path, prompts: list[str], advice: str, monkeypatch: pytest.MonkeyPatch
@@ -515,8 +516,12 @@ def test_too_few_texts_are_refused_with_what_would_give_more(
     stored = [] if prompts else [(np.arange(5, dtype=np.int32), np.arange(4, dtype=np.int32))]
     run = TargetRun(folder, LocalSource(path=target), print)
     run.write_texts(prompts, stored, nullcontext, 1.0, 0.0)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=rf"texts to train on: {len(stored)}, wanted 4 at least; {advice}"):
+    said = f"texts to train on: {len(stored)}, wanted 4 at least; {advice}"
+    with pytest.raises(UsageError, match=rf"{said}$"):
         folder.require_enough(folder.read_texts().texts, prompts)
+    folder.read_texts().add(7, np.array([1], np.int32), (2,))
+    with pytest.raises(UsageError, match=rf"{said}, or give more room for hidden states \(--disk\)$"):
+        folder.require_enough(folder.read_texts().texts[:-1], prompts)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25, 0.0])
@@ -539,7 +544,7 @@ def test_held_out_answers_have_half_of_the_time_and_the_others_a_share_of_the_re
     now, said = iter([0.0, 0.0, 9.0]), list[str]()
     assert replace(run, report=said.append).write_texts(["c", "d"], [], nullcontext, 1.0, 0.0) == 24.0  # type: ignore[arg-type]
     assert limits[-1] == 24.0
-    assert said[0] == "the target answers 2 prompts, for at most 14 s", "and none that is held out, again"
+    assert said[0] == "the target answers 2 prompts, for at most 24 s", "and none that is held out, again"
 
 
 def test_a_training_says_of_nothing_that_it_does_not_do(
