@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from edgespec.training.packing import Bools, Ints, Text, even_sample
-from edgespec.training.torch_reader import Halves, TorchReader
+from edgespec.training.stored_texts import Halves
+from edgespec.training.torch_reader import TorchReader
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,15 +4,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from edgespec import MemoryExhausted, Report, TokenIds
+from edgespec.training.stored_texts import Halves
 from edgespec.training.torch_target import TorchTarget, is_out_of_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Halves = npt.NDArray[np.float16]
 _LARGEST = 65504.0  # of a half float
 MOST_ROWS = 32_768  # tokens that are read in a pass on a GPU
 _CPU_ROWS, _FEWEST_ROWS = 4096, 512  # on a CPU; the number is halved where there is no memory for them
