@@ -110,14 +110,16 @@ class WorkFolder:
 
     def require_enough(self, texts: list[Text], prompts: list[str]) -> list[Text]:
         """The same texts; raises UsageError: They are too few to train on and compare with."""
-        num_found = sum(not text.is_held_out for text in texts)
-        if num_found < _FEWEST_TEXTS or not self.split(texts)[1]:
+        num_found, (_, trained) = sum(not text.is_held_out for text in texts), self.split(texts)
+        if num_found < _FEWEST_TEXTS or not trained:
             num = f"{num_found}, all of prompts that are held out" if num_found >= _FEWEST_TEXTS else num_found
             more = "give more prompts or more time (--minutes)" if prompts else "chat with the model first"
             raise UsageError(
                 f"texts to train on: {num}, wanted {_FEWEST_TEXTS} at least; {more}{self._advise_room(texts)}"
             )
         self.require_held_out(texts)
+        if not any(len(text.tokens) - text.num_prompt > 1 for text in trained):
+            raise UsageError("no answer to train on has two tokens; give prompts that the model answers with text")
         return texts
 
     def _advise_room(self, texts: Sequence[Text]) -> str:

@@ -575,7 +575,7 @@ def test_a_target_that_can_write_no_prompts_is_not_opened_to_write_some(
     folder = WorkFolder(tmp_path, read_source(target), TrainingOptions(own_share=0.5, device="cpu"))
     texts, opened = folder.read_texts(), list[None]()
     for number in range(8):
-        texts.add(number, np.array([number], np.int32), (2,))
+        texts.add(number, np.array([number], np.int32), (2, 3))
     monkeypatch.setattr(TargetRun, "_can_write_prompts", can)
     monkeypatch.setattr(TargetRun, "_writes_in_step", False)
     monkeypatch.setattr(TargetRun, "_store_states", lambda *given: None)
@@ -632,6 +632,18 @@ def test_texts_of_held_out_prompts_alone_are_refused(target: Path, tmp_path: Pat
         texts.add(number, np.array([1, 2], np.int32), (number,))
     with pytest.raises(UsageError, match="texts to train on: 5, all of prompts that are held out, wanted 4 at"):
         folder.require_enough(folder.read_texts().texts, ["a"])
+
+
+def test_empty_answers_alone_are_refused(target: Path, tmp_path: Path) -> None:
+    folder = WorkFolder(tmp_path, read_source(target), TrainingOptions())
+    texts = folder.read_texts()
+    for number in range(30):
+        texts.add(number, np.array([1, 2, number], np.int32), (7,) * (number % 2))
+    with pytest.raises(UsageError, match="no answer to train on has two tokens"):
+        folder.require_enough(folder.read_texts().texts, ["a"])
+    texts.add(31, np.array([1, 2, 3], np.int32), (7, 8))
+    texts.add(32, np.array([1, 2, 4], np.int32), (7, 8))
+    folder.require_enough(folder.read_texts().texts, ["a"])
 
 
 def test_prompts_of_a_corpus_that_are_held_out_are_left_out() -> None:
