@@ -37,6 +37,7 @@ from edgespec.training.work_folder import TrainingOptions, WorkFolder, describe_
 
 pytestmark = pytest.mark.train
 torch = pytest.importorskip("torch", reason="needs PyTorch, which only the extra train installs: make test-train")
+torch.set_num_threads(1)  # the passes of so small a model are over before a second thread wakes
 
 
 @pytest.fixture(scope="module")
