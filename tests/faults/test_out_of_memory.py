@@ -289,7 +289,7 @@ def test_the_command_ends_with_its_code_where_nothing_fits(
     assert re.search(
         r"too low for tiny: give at least --memory \d+M, or use a smaller .* Plain decoding takes about \d+ MB "
         r"\(weights and session \d+ MB, KV cache \d+ [kM]B, workspace \d+ [kM]B, reserve 101 MB\) "
-        r"beside the \d+ MB that",
+        r"beside the [\d.]+ [MG]B that this process holds already",
         capsys.readouterr().err,
     )
     assert main(["chat", str(tiny_model), "--prompt", "the", "--memory", "much"]) == 2
