@@ -23,8 +23,8 @@ SAME_ROWS = ["lfm2", "granitemoehybrid-mamba", "qwen3_5"]  # however the text is
 
 
 # Of heads of 16 numbers: for those of 32 Mesa's lavapipe does not compile the attention of several tokens.
-@pytest.fixture(params=[*SAME_ROWS, "gemma4-shared"])
-def model(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+@pytest.fixture(scope="module", params=[*SAME_ROWS, "gemma4-shared"])
+def model(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """A model folder in the gpu form, in single precision, which every adapter runs."""
     family = request.param
     config = {**FAMILIES[family]["config"], "max_position_embeddings": 256}
@@ -38,9 +38,10 @@ def model(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
         wide = config["per_layer_config"].keys()
         config["per_layer_config"] = {number: {"head_dim": 16} for number in wide}
         weights = {name: _halved(name, value, wide) for name, value in weights.items()}
-    tiny.write_huggingface(tmp_path / "hf", weights, config=config)
-    export_model(tmp_path / "hf", tmp_path / "gpu", precision="fp32", form="gpu")
-    return tmp_path / "gpu"
+    folder = tmp_path_factory.mktemp("models")
+    tiny.write_huggingface(folder / "hf", weights, config=config)
+    export_model(folder / "hf", folder / "gpu", precision="fp32", form="gpu")
+    return folder / "gpu"
 
 
 def _halved(name: str, value: np.ndarray, wide: Collection[str]) -> np.ndarray:
@@ -63,15 +64,13 @@ def test_rows_are_those_of_the_cpu_also_after_going_back(model: Path) -> None:
 
 
 @pytest.mark.parametrize("model", SAME_ROWS, indirect=True)
-def test_drafts_give_the_text_of_plain_decoding(model: Path, tmp_path: Path) -> None:
-    tiny.write_gguf(tmp_path / "tiny.gguf", tiny.random_weights())
-    export_model(tmp_path / "tiny.gguf", tmp_path / "drafter", precision="int4")
+def test_drafts_give_the_text_of_plain_decoding(model: Path, tiny_drafter: Path) -> None:
     sampling = SamplingParams(temperature=0.8, seed=3)
     texts = []
     for options in (
         {"drafter": "none"},
         {"drafter": "suffix", "draft_length": 5},
-        {"drafter": str(tmp_path / "drafter"), "draft_length": 3, "schedule": "pipelined"},
+        {"drafter": str(tiny_drafter), "draft_length": 3, "schedule": "pipelined"},
     ):
         with load(model, device="webgpu", deterministic=True, **options) as engine:  # type: ignore[arg-type]
             answer = engine.generate("the hen in the the hen in", sampling=sampling, max_tokens=40)
