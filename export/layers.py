@@ -131,7 +131,16 @@ class LayerWriter(PartWriter):
             self._scales = self.op("Gather", scales, self.positions(x, lengths), axis=0)
         return self._scales
 
-    def attention(self, i: int, x: ir.Value, past: Values, present: Values, lengths: Lengths) -> ir.Value:
+    def attention(
+        self,
+        i: int,
+        x: ir.Value,
+        past: Values,
+        present: Values,
+        lengths: Lengths,
+        num_wanted: ir.Value | None = None,
+    ) -> ir.Value:
+        """num_wanted: How many rows, the last ones, are computed whole; of others keys and values alone."""
         roles = [f"{i}.{part}" for part in self.config.projections(i)]
         projected: list[ir.Value | None] = [*self.products(f"{i}.qkv", x, roles)]
         if f"{i}.q_norm" in self.tensors and not self.config.norms_rotated:
@@ -176,7 +185,10 @@ class LayerWriter(PartWriter):
             scale=self.config.attention_scale,
             softcap=self.config.attention_cap or 0.0,
         )[0]
+        if num_wanted is not None:
+            attended = self.last_rows(attended, num_wanted)
         if f"{i}.q_gate" in self.tensors:
+            x = x if num_wanted is None else self.last_rows(x, num_wanted)
             attended = self.op("Mul", attended, self.op("Sigmoid", self.product(f"{i}.q_gate", x)))
         return self.scale(self.product(f"{i}.o", attended), self.config.attended_scale)
 

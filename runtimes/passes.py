@@ -36,6 +36,7 @@ from edgespec.system.cancel import Cancel
 from edgespec.types import Logits, Row, TokenIds
 
 _HALF = "tensor(float16)"
+_NUM_LOGITS = "num_logits"  # the name of a dimension of outputs: tokens that get logits, and not all
 Made = TypeVar("Made")
 
 
@@ -77,6 +78,7 @@ class Passes:
         self._types = {name: np.float16 if given[name].type == _HALF else np.float32 for name in self._outputs}
         token_outputs = token_outputs or [f"{HIDDEN_STATES}{layer}" for layer in options.get("hidden_layers", ())]
         self._token_widths = {name: int(given[name].shape[2]) for name in token_outputs}
+        self._of_rows = {name for name in token_outputs if given[name].shape[1] == _NUM_LOGITS}
         self._row_outputs = tuple(row_outputs)
         self._memory = device.memory, device.memory_index
         self._has_arena = device.provider == cuda.PROVIDER
@@ -267,7 +269,8 @@ class Passes:
             for name, array in (inputs or {}).items():
                 self._bind_input(name, _pad(array[0], num_padded)[None])
             wanted = self._wanted_widths
-            token_rows = {name: self._bind_new(name, num_run, width) for name, width in wanted.items()}
+            nums = {name: num_given if name in self._of_rows else num_run for name in wanted}
+            token_rows = {name: self._bind_new(name, nums[name], width) for name, width in wanted.items()}
             for name in self._token_widths.keys() - wanted.keys():
                 self._binding.bind_output(name, *self._memory)
             row_numbers = {name: self._bind_new(name, num_given) for name in self._row_outputs}
@@ -282,7 +285,9 @@ class Passes:
         self.row_numbers = {name: numbers[stop - num_rows : stop] for name, numbers in row_numbers.items()}
         # The buffer is that of the thread, which another caller may share.
         rows: Logits = fetched.astype(np.float32, copy=self.graphs is not None)
-        return PassRows(rows, {name: states[:num_tokens] for name, states in token_rows.items()})
+        kept = {name: slice(stop - num_rows, stop) for name in self._of_rows}
+        states = {name: made[kept.get(name, slice(num_tokens))] for name, made in token_rows.items()}
+        return PassRows(rows, states)
 
     @contextmanager
     def cancelled_by(self, cancel: Cancel) -> Iterator[None]:

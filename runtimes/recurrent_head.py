@@ -223,9 +223,9 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
         given = {"hidden": states[None]}
         rows = self._passes.run(tokens, start, num_rows, layout, inputs=given, num_padded=num_padded)
         self.num_fed += num_tokens
-        # Of a text that was read the last states are enough to go on from.
-        made, skipped = self._passes.token_rows["state"], max(0, num_tokens - _MOST_STATES)
-        self._own.put(start + skipped, made[skipped:])
+        # The last states are enough to go on from. Graphs that were exported before give those of all tokens.
+        made = self._passes.token_rows["state"][-_MOST_STATES:]
+        self._own.put(start + num_tokens - len(made), made)
         numbers = self._passes.row_numbers.get("confidence")
         self._confidence = None if numbers is None else float(numbers[-1])
         return rows

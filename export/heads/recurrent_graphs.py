@@ -8,7 +8,7 @@ Inputs, for a batch of one:
     past_key_values.{i}.key, .value
 Outputs:
     logits               float32 [batch, num_logits_to_keep, num_rows]
-    state                float32 [batch, num_tokens, state_size]   the state that goes with each token
+    state                float32 [batch, num_logits_to_keep, state_size]   the state that goes with each of these
     present.{i}.key, .value
 The tree graph also takes position_ids and attention_bias, as that of a model does.
 The fuse graph takes features, float32 [batch, num_tokens, layers · target_hidden_size], the hidden states of the
@@ -85,15 +85,18 @@ class RecurrentShape:
         normed, residual = self._begin(write, embedded, given)
         for i in range(config.num_layers):
             past, present = write.caches(i)
-            attended = write.attention(i, normed, past, present, lengths)
+            # Of a text that is read the last layer leaves keys and values, and no more is computed.
+            wanted = num_logits if i == config.num_layers - 1 else None
+            attended = write.attention(i, normed, past, present, lengths, wanted)
+            residual = residual if wanted is None else write.last_rows(residual, wanted)
             normed, residual = write.add_norm(attended, residual, f"{i}.mlp_norm")
             following = f"{i + 1}.input_norm" if i + 1 < config.num_layers else "final_norm"
             normed, residual = write.add_norm(write.mlp(i, normed), residual, following)
             inputs += past
             outputs += present
         state = normed if self.returns_normed else residual
-        outputs.insert(0, write.output("state", state, ("batch", "num_tokens", config.hidden_size)))
-        logits = head(write.scale(write.last_rows(normed, num_logits), config.logit_scale))
+        outputs.insert(0, write.output("state", state, ("batch", "num_logits", config.hidden_size)))
+        logits = head(write.scale(normed, config.logit_scale))
         if "markov_head" in tensors:
             before = write.last_rows(input_ids, num_logits)
             rows = write.rows("markov_embedding", before)
