@@ -108,7 +108,9 @@ class ModelSource:
     def _weigh(self, tokens: TokenIds, request: DraftRequest) -> Promise:
         """The draft that would be best before this pass."""
         step_s, step = self.costs.pass_s(1), self.stats.costs.step
-        num_rounds = max(1, min(self._num_rounds, request.num_tokens))
+        num_rounds = max(1, self._num_rounds)
+        if request.num_tokens < MAX_DRAFT_TOKENS:  # all that are left of the answer
+            num_rounds = min(num_rounds, request.num_tokens)
         reading = self.stats.costs.steps(0, self.stats.num_unread(tokens)) / num_rounds + self.stats.weighing
         times_s = self.costs.pass_times_s(request.num_tokens + 1)
         for length in range(1, len(times_s)):

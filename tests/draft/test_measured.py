@@ -196,6 +196,13 @@ def test_a_long_text_is_not_read_for_a_short_answer(clock: VirtualClock) -> None
     assert guesser.num_read == 0, "reading 4000 tokens takes as long as 90 passes"
 
 
+def test_a_long_text_is_read_in_a_long_answer(clock: VirtualClock) -> None:
+    guesser = Guesser(TRUTH, 0.8, ms=3, read_ms=0.5, clock=clock)
+    policy = policy_of(guesser, known=DraftCosts(3 / 22, 0.5 / 22))
+    assert speed(policy, CPU, clock, start=400, num_rounds=150) > 1.1
+    assert guesser.num_read > 400, "reading 400 tokens takes as long as nine passes"
+
+
 def test_a_model_that_reads_the_end_of_a_text_alone_drafts_in_a_short_answer(clock: VirtualClock) -> None:
     guesser = Guesser(TRUTH, 0.8, ms=3, read_ms=0.5, max_unread=16, clock=clock)
     policy = policy_of(guesser, known=DraftCosts(3 / 22, 0.5 / 22))

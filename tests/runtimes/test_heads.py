@@ -16,7 +16,6 @@ from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.heads import open_head
 from edgespec.runtimes.onnx import OnnxDecoder
-from edgespec.runtimes.recurrent_head import MAX_UNREAD
 from edgespec.types import TokenIds, append
 
 WEIGHTS, STEPS = tiny_heads.recurrent_weights(1), tiny_heads.step_weights(2, num_steps=5)
@@ -100,11 +99,12 @@ def test_head_runs_only_what_is_new(target: OnnxDecoder, recurrent: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("has_trees", [False, True])
 def test_of_a_long_text_that_is_unread_the_head_reads_the_end_alone(
-    target: OnnxDecoder, recurrent: Path, has_trees: bool
+    target: OnnxDecoder, recurrent: Path, has_trees: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("edgespec.runtimes.recurrent_head.MAX_UNREAD", max_unread := 64)
     head, text = open_for(target, recurrent, has_trees=has_trees), random_text(11, 300)
     # The second text goes on in the first; with the third there is a gap again, and the last is a shorter one.
-    for size, start in ((150, 149 - MAX_UNREAD), (180, 149 - MAX_UNREAD), (290, 289 - MAX_UNREAD), (80, 15)):
+    for size, start in ((150, 149 - max_unread), (180, 149 - max_unread), (290, 289 - max_unread), (80, 15)):
         before = head.num_fed
         target.logits(text[: size - 1], 1)
         assert head.begin(text[:size], 99)
@@ -114,9 +114,9 @@ def test_of_a_long_text_that_is_unread_the_head_reads_the_end_alone(
         if has_trees:
             rows = tree_logits(head, text[:size], np.array([3, 4], np.int32), (-1, -1))
             assert np.allclose(rows[1], row, rtol=0, atol=1e-4)
-        assert head.num_fed - before <= MAX_UNREAD + 5
+        assert head.num_fed - before <= max_unread + 5
     target.logits(text, 1)
-    start = 199 - 120 - MAX_UNREAD  # rows before those that were read last
+    start = 199 - 120 - max_unread  # rows before those that were read last
     wanted = recurrent_rows(text[:199], 199, start)[-120:]
     assert np.allclose(head.known_rows(text[:199], 120), wanted, rtol=0, atol=1e-4)
 
