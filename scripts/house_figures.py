@@ -72,6 +72,15 @@ def arrows() -> set[tuple[str, str]]:
     return {(here, there) for here, there in found if here != there}
 
 
+def num_code(text: str, tree: ast.Module) -> int:
+    """Lines without those that are empty, a comment or within a docstring."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docs = [node.body[0] for node in ast.walk(tree) if isinstance(node, documented) and ast.get_docstring(node)]
+    inside = {number for doc in docs for number in range(doc.lineno, (doc.end_lineno or 0) + 1)}
+    lines = enumerate(map(str.strip, text.splitlines()), 1)
+    return sum(bool(line) and not line.startswith("#") and number not in inside for number, line in lines)
+
+
 def print_sources() -> None:
     known = modules()
     texts = {name: path.read_text(encoding="utf-8") for name, path in known.items()}
@@ -86,6 +95,7 @@ def print_sources() -> None:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef))
     ]
     print(f"lines                        {sum(text.count(chr(10)) for text in texts.values())}")
+    print(f"lines of code                {sum(num_code(text, trees[name]) for name, text in texts.items())}")
     print(f"modules                      {len(known)}")
     print(f"rooms, arrows between them   {len({room_of(name) for name in known})}, {len(arrows())}")
     print(f"class names used twice       {len(public)} {' '.join(sorted(public))}")
