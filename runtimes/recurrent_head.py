@@ -225,6 +225,7 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
         self.num_fed += num_tokens
         # The last states are enough to go on from. Graphs that were exported before give those of all tokens.
         made = self._passes.token_rows["state"][-_MOST_STATES:]
+        self._own.drop_from(start)  # of tokens that were there before
         self._own.put(start + num_tokens - len(made), made)
         numbers = self._passes.row_numbers.get("confidence")
         self._confidence = None if numbers is None else float(numbers[-1])
@@ -314,6 +315,9 @@ class OwnStates:
             self.reset(slot, rows)
         else:
             self._rows = np.concatenate([self._rows[: slot - self._first], rows])
+
+    def drop_from(self, slot: int) -> None:
+        self._rows = self._rows[: max(0, slot - self._first)]
 
     def drop_before(self, slot: int) -> None:
         skipped = min(max(0, slot - self._first), len(self._rows))

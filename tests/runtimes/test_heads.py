@@ -37,6 +37,13 @@ def recurrent(tiny_with_states: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="module")
+def older(tiny_with_states: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("heads") / "older"
+    tiny_heads.write_recurrent(folder, tiny_with_states, WEIGHTS, gives_all=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
 def steps(tiny_with_states: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("heads") / "steps"
     tiny_heads.write_steps(folder, tiny_with_states, STEPS)
@@ -68,12 +75,14 @@ def step_rows(tokens: TokenIds, num_known: int) -> np.ndarray:
     return tiny_heads.step_rows(STEPS, tokens[num_known:], features(tokens[:num_known])[-1])
 
 
-@pytest.mark.parametrize(("kind", "has_trees"), [("recurrent", False), ("recurrent", True), ("steps", False)])
+@pytest.mark.parametrize(
+    ("kind", "has_trees"), [("recurrent", False), ("recurrent", True), ("older", True), ("steps", False)]
+)
 def test_rows_are_the_references_over_prefill_draft_rejection_and_going_on(
     target: OnnxDecoder, kind: str, has_trees: bool, request: pytest.FixtureRequest
 ) -> None:
     head = open_for(target, request.getfixturevalue(kind), has_trees=has_trees)
-    reference: Callable[[TokenIds, int], np.ndarray] = recurrent_rows if kind == "recurrent" else step_rows
+    reference: Callable[[TokenIds, int], np.ndarray] = recurrent_rows if kind != "steps" else step_rows
     text = random_text(0, 21)
     for num_accepted in (0, 2, 5, 1, 5):
         target.logits(text[:-1], 1)
@@ -166,6 +175,22 @@ def test_rows_of_states_that_the_head_gave_itself_are_run_again_once_those_of_th
     before = head.num_fed
     assert np.allclose(head.logits(text[:15], 1)[0], recurrent_rows(text[:15], 14)[-1], rtol=0, atol=1e-4)
     assert head.num_fed - before == 5
+
+
+def test_no_draft_goes_on_from_the_state_of_a_token_that_was_refused(target: OnnxDecoder, recurrent: Path) -> None:
+    head, text = open_for(target, recurrent), random_text(2, 16)
+    target.logits(text[:9], 1)
+    assert head.begin(text[:10], 99)
+    for size in range(10, 17):
+        head.logits(text[:size], 1)
+    text = append(text[:11], random_text(3, 5))
+    target.logits(text[:15], 1)
+    assert head.begin(text, 99)
+    head.logits(text, 1)  # one pass reads the tokens in place of those
+    target.logits(append(text[:12], [1]), 1)  # which the target forgets
+    assert head.begin(text[:15], 99)
+    wanted = recurrent_rows(text[:15], 12)[-1]
+    assert np.allclose(head.logits(text[:15], 1)[0], wanted, rtol=0, atol=1e-4)
 
 
 def test_no_draft_begins_where_too_few_hidden_states_are_known(target: OnnxDecoder, recurrent: Path) -> None:

@@ -89,9 +89,18 @@ def recurrent_rows(weights: Weights, states: np.ndarray) -> np.ndarray:
 
 
 def write_recurrent(
-    folder: Path, target: Path, weights: Weights, *, subset: TokenIds | None = None, **changes: Any
+    folder: Path,
+    target: Path,
+    weights: Weights,
+    *,
+    subset: TokenIds | None = None,
+    gives_all: bool = False,
+    **changes: Any,
 ) -> Manifest:
-    """Write the folder of a head for the tiny model in target."""
+    """Write the folder of a head for the tiny model in target.
+
+    gives_all: Its graphs give the states of all tokens, as those that were exported before do.
+    """
     folder.mkdir(parents=True)
     head = Head(
         method="eagle3",
@@ -101,8 +110,8 @@ def write_recurrent(
         state_size=H,
         fuse_graph="model_fuse.onnx",
     )
-    _save(folder / "model.onnx", _recurrent_graph(weights, has_tree=False), has_data=True)
-    _save(folder / "model_tree.onnx", _recurrent_graph(weights, has_tree=True))
+    _save(folder / "model.onnx", _recurrent_graph(weights, has_tree=False, gives_all=gives_all), has_data=True)
+    _save(folder / "model_tree.onnx", _recurrent_graph(weights, has_tree=True, gives_all=gives_all))
     fuse = _Graph(weights)
     fuse.op("MatMul", "features", "fuse", out="hidden")
     floats = TensorProto.FLOAT
@@ -212,7 +221,7 @@ class _Graph:
         return helper.make_model(graph, opset_imports=_OPSETS, ir_version=10)
 
 
-def _recurrent_graph(weights: Weights, *, has_tree: bool) -> onnx.ModelProto:
+def _recurrent_graph(weights: Weights, *, has_tree: bool, gives_all: bool) -> onnx.ModelProto:
     graph = _Graph(weights)
     op, constant = graph.op, graph.constant
     angles = np.outer(np.arange(tiny.CONTEXT), tiny.THETA ** (-np.arange(0, tiny.HEAD_DIM, 2) / tiny.HEAD_DIM))
@@ -242,11 +251,12 @@ def _recurrent_graph(weights: Weights, *, has_tree: bool) -> onnx.ModelProto:
     normed = graph.norm(residual, "norm_mlp")
     gate = op("MatMul", normed, "gate")
     active = op("Mul", op("Mul", gate, op("Sigmoid", gate)), op("MatMul", normed, "up"))
-    op("Add", residual, op("MatMul", active, "down"), out="state")
-    start = op("Sub", op("Shape", "state", start=1, end=2), "num_logits_to_keep")
+    op("Add", residual, op("MatMul", active, "down"), out="all")
+    start = op("Sub", op("Shape", "all", start=1, end=2), "num_logits_to_keep")
     end = constant("end", np.array([np.iinfo(np.int64).max]))
-    kept = op("Slice", "state", start, end, "axis")
+    kept = op("Slice", "all", start, end, "axis", out="kept")
     op("MatMul", graph.norm(kept, "norm_final"), "head", out="logits")
+    op("Identity", "all" if gives_all else kept, out="state")
     ints, floats = TensorProto.INT64, TensorProto.FLOAT
     cache = [1, tiny.KV_HEADS, "capacity", tiny.HEAD_DIM]
     inputs = [
@@ -264,7 +274,7 @@ def _recurrent_graph(weights: Weights, *, has_tree: bool) -> onnx.ModelProto:
     rows = weights["head"].shape[1]
     outputs = [
         ("logits", floats, [1, "num_logits", rows]),
-        ("state", floats, [1, "num_tokens", H]),
+        ("state", floats, [1, "num_tokens" if gives_all else "num_logits", H]),
         *((name, floats, cache) for name in present),
     ]
     return graph.model(inputs, outputs)
