@@ -84,7 +84,7 @@ class ModelSource:
         self.stats.observe_weighing((self.clock() - started) / self.costs.pass_s(1))
         if option.rate * self.costs.pass_s(1) <= option.min_gain:
             self._rest()
-        elif not self._wake():
+        elif not self._wake(tokens):
             return Promise(0.0, 0, self)
         return option
 
@@ -99,11 +99,17 @@ class ModelSource:
             self._is_expected = False
             self.drafter.expect_drafts(False)
 
-    def _wake(self) -> bool:
-        """True if it can draft now; after a rest a head needs the states of a pass first."""
+    def _wake(self, tokens: TokenIds) -> bool:
+        """True if it can draft; after a rest a head needs the states of a pass, and reads from there on."""
         can_draft = self._is_expected or self.drafter.expect_drafts(True)
+        if not can_draft:
+            self.stats.read = tokens
         self._is_expected = True
         return can_draft
+
+    def _num_unread(self, tokens: TokenIds) -> int:
+        """How many tokens it would read; of those whose states passes leave out it reads none."""
+        return self.stats.num_unread(tokens) if self._is_expected else 1
 
     def _weigh(self, tokens: TokenIds, request: DraftRequest) -> Promise:
         """The draft that would be best before this pass."""
@@ -111,7 +117,7 @@ class ModelSource:
         num_rounds = max(1, self._num_rounds)
         if request.num_tokens < MAX_DRAFT_TOKENS:  # all that are left of the answer
             num_rounds = min(num_rounds, request.num_tokens)
-        reading = self.stats.costs.steps(0, self.stats.num_unread(tokens)) / num_rounds + self.stats.weighing
+        reading = self.stats.costs.steps(0, self._num_unread(tokens)) / num_rounds + self.stats.weighing
         times_s = self.costs.pass_times_s(request.num_tokens + 1)
         for length in range(1, len(times_s)):
             times_s[length] += (self.stats.num_steps(length) * step + reading) * step_s
@@ -129,13 +135,13 @@ class ModelSource:
             return Promise(best.rate, self._trial, self) if self._could_pay(best.rate, self._trial) else None
         if self.stats.budget.saved < self._trial_cost:
             return None
-        taken = self.stats.costs.steps(1, self.stats.num_unread(tokens)) + self.costs.ratio(2)
+        taken = self.stats.costs.steps(1, self._num_unread(tokens)) + self.costs.ratio(2)
         lost = taken - (1 + self._own.chain(1)[0]) / best.rate / self.costs.step_s
         rarity = min(max(1.0, self.stats.num_vain / _PATIENCE), _RAREST)
         self._trial_cost = max(lost, MIN_LOSS_OF_TRIAL) * rarity
         if not self._could_pay(best.rate, MAX_DRAFT_TOKENS):
             self._trial_cost = self.stats.budget.saved + MIN_LOSS_OF_TRIAL
-        if self.stats.budget.saved < self._trial_cost or not self._wake():
+        if self.stats.budget.saved < self._trial_cost or not self._wake(tokens):
             return None
         self.stats.budget.spend(self._trial_cost)
         self._trial = 1

@@ -203,6 +203,30 @@ def test_a_long_text_is_read_in_a_long_answer(clock: VirtualClock) -> None:
     assert guesser.num_read > 400, "reading 400 tokens takes as long as nine passes"
 
 
+class Rested(Guesser):
+    """Has to read what came after its rest alone."""
+
+    is_expected = True
+
+    def expect_drafts(self, expected: bool) -> bool:
+        was_expected, self.is_expected = self.is_expected, expected
+        if expected and not was_expected:
+            self.num_read = 10**6  # until it drafts
+        return was_expected
+
+
+def test_a_rest_makes_no_model_dear_to_try_again(clock: VirtualClock) -> None:
+    guesser = Rested(TRUTH, 0.0, ms=3, read_ms=0.13, max_unread=4096, clock=clock)
+    policy = policy_of(guesser, known=DraftCosts(3 / 22, 0.13 / 22))
+    speed(policy, CPU, clock, start=100, num_rounds=200)
+    guesser.chance = 0.8
+    for start in (600, 1100):
+        again = MeasuredPolicy([guesser], PassCosts(), policy.rates, policy.models, clock=clock)
+        guesser.num_read = 0
+        gain = speed(again, CPU, clock, start=start, num_rounds=120)
+    assert gain > 1.1, "what it would read is a token, not the text"
+
+
 def test_a_model_that_reads_the_end_of_a_text_alone_drafts_in_a_short_answer(clock: VirtualClock) -> None:
     guesser = Guesser(TRUTH, 0.8, ms=3, read_ms=0.5, max_unread=16, clock=clock)
     policy = policy_of(guesser, known=DraftCosts(3 / 22, 0.5 / 22))
