@@ -75,18 +75,8 @@ class Installed:
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     site = tmp_path_factory.mktemp("site")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--no-deps",
-        "--no-index",
-        "--no-compile",
-        "--quiet",
-        "--target",
-    ]
-    subprocess.run([*command, str(site), str(wheel)], check=True, capture_output=True)
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--no-compile", "--quiet"]
+    subprocess.run([*command, "--target", str(site), str(wheel)], check=True, capture_output=True)
     (site / "sitecustomize.py").write_text(OFFLINE)
     return Installed(site, tmp_path_factory.mktemp("empty"))
 
