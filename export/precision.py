@@ -82,6 +82,7 @@ class Rule:
     num_weights: int = 1 << 40
     keeps_blocks: bool = False  # what the file has in blocks of whatever size stays as it is
     has_fused_products: bool = True  # FusedMatMul takes a matrix as stored; only the CPU and CUDA have it
+    has_small_layers: bool = False  # what would be rounded to 8 bits in layers is rounded to symmetric blocks of 4
 
     @property
     def storage(self) -> str:
@@ -107,6 +108,8 @@ class Rule:
         size = max(fitting, default=BLOCK_SIZES[0])
         if bits == 4 and not self.is_half and tensor.columns % size == 0:
             return Form(4, size, has_offsets=True, rounding="asymmetric")
+        if self.has_small_layers and name[:1].isdigit():
+            bits = 4
         return Form(bits, size, rounding="symmetric")
 
     def _needs_eight_bits(self, tensor: StoredTensor, name: str) -> bool:

@@ -27,6 +27,9 @@ from edgespec.types import Report
 # Of a head's tokenizer; published ones differ in a few tokens that were added later.
 _DIFFERING_TOKENS = 0.01
 _REASON = "a head is small, and what it would lose in 4 bits costs drafts; quantised weights of the target stay"
+_LARGE_REASON = "its layer is most of what a draft reads, and loses nothing in 4 bits; the rest has 8"
+# Weights of a single layer from which it is in 4 bits (docs/log/training.md).
+_LARGE_LAYER = 20_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +61,8 @@ def plan_head(
 
     Args:
         target: The model that it drafts for, whose embedding and vocabulary head it may use.
-        precision: One of PRECISIONS but w8a16; auto is int8, but for quantised weights of the target.
+        precision: One of PRECISIONS but w8a16; auto is int8, but for quantised weights of the target, and in the
+            cpu form for a large layer that is the only one.
         trimming: The number of tokens to trim a vocabulary head to, and the text in which they are counted.
 
     Raises:
@@ -80,6 +84,7 @@ def plan_head(
         plan = _trim(dialect.plan(head, target), target, trimming)
     num_weights = sum(tensor.rows * tensor.columns for tensor in plan.tensors.values())
     chosen = "int8" if precision == "auto" else precision
+    has_small_layers = precision == "auto" and form == "cpu" and _has_one_large_layer(plan)
     rule = Rule(
         chosen,
         block_size,
@@ -87,6 +92,7 @@ def plan_head(
         num_weights=num_weights,
         keeps_blocks=precision == "auto",
         has_fused_products=form == "cpu",
+        has_small_layers=has_small_layers,
     )
     tensors = list(plan.tensors.values())
     manifest = _describe("", target, plan, rule, form)
@@ -101,10 +107,17 @@ def plan_head(
             lambda read, weights: plan.write_graphs(manifest, read, weights, rule), plan.tensors, target.vocabulary
         ),
     )
-    cost = replace(cost, reason=_REASON if precision == "auto" else None)
+    if precision == "auto":
+        cost = replace(cost, reason=_LARGE_REASON if has_small_layers else _REASON)
     return PlannedHead(
         source=head, dialect=dialect.name, target=target, plan=plan, rule=rule, form=form, cost=cost
     )
+
+
+def _has_one_large_layer(plan: HeadPlan) -> bool:
+    """True if a head has one layer, which is large."""
+    layer = [tensor for role, tensor in plan.tensors.items() if role[:1].isdigit()]
+    return plan.kv_cache.num_layers == 1 and sum(each.rows * each.columns for each in layer) >= _LARGE_LAYER
 
 
 def _require_tokenizer(head: HeadSource, target: LoadedSource) -> None:
@@ -145,7 +158,8 @@ def export_head(
     require_absent(output)
     plan, target, rule, cost = planned.plan, planned.target, planned.rule, planned.cost
     with atomic_folder(output, cost.write_bytes, report) as folder:
-        report(f"writing {planned.dialect} head {name} in {rule.precision} precision")
+        layer = ", its layer in 4 bits" if rule.has_small_layers else ""
+        report(f"writing {planned.dialect} head {name} in {rule.precision} precision{layer}")
         if plan.borrowed:
             report(f"it has no {' and no '.join(plan.borrowed)} of its own; it gets the target's")
         manifest = _describe(name, target, plan, rule, planned.form)

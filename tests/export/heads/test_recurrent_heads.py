@@ -5,6 +5,7 @@ from pathlib import Path
 
 import made_heads
 import numpy as np
+import onnx
 import pytest
 import tiny
 from draft_runs import draft_greedily
@@ -12,6 +13,7 @@ from head_folders import random_features, read_subset_of, store_of
 from made_heads import Graphs, MadeHead, Reference, require_rows_of_reference
 
 from edgespec.errors import SourceError, UsageError
+from edgespec.export.heads import convert
 from edgespec.export.heads.convert import export_head, plan_head
 from edgespec.export.heads.head_source import read_head
 from edgespec.export.sources import read_source
@@ -204,6 +206,28 @@ def test_precisions_lose_what_they_may_in_both_forms(
     for found, wanted in zip(text_rows(graphs), exact, strict=True):
         assert found.dtype == np.float32
         assert (found - wanted).std() < share * wanted.std()
+
+
+@pytest.mark.parametrize(("form", "bits"), [("cpu", 4), ("gpu", 8)])
+def test_a_single_large_layer_is_in_four_bits_on_the_cpu(
+    form: str, bits: int, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is most of what a draft reads; what makes states and logits of it stays in 8 bits."""
+    made = made_heads.eagle3("specforge", embedding=False)
+    (tmp_path / "exact").mkdir()
+    exact = text_rows(exported(made, target, tmp_path / "exact"))
+    monkeypatch.setattr(convert, "_LARGE_LAYER", 1)
+    graphs = exported(made, target, tmp_path, "auto", form)
+    nodes = onnx.load(tmp_path / "out/model.onnx", load_external_data=False).graph.node
+    stored = {
+        n.input[1]: a.i for n in nodes if n.op_type == "MatMulNBits" for a in n.attribute if a.name == "bits"
+    }
+    assert {name: found for name, found in stored.items() if name[:1].isdigit()} == dict.fromkeys(
+        [f"0.{role}.levels" for role in ("qkv", "o", "gate_up", "down")], bits
+    )
+    assert stored["head.levels"] == 8
+    for found, wanted in zip(text_rows(graphs), exact, strict=True):
+        assert (found - wanted).std() < 0.2 * wanted.std()
 
 
 def test_quantised_weights_that_a_head_borrows_stay_as_they_are(tmp_path: Path) -> None:
