@@ -18,8 +18,11 @@ from edgespec.memory.pressure import Level, Pressure, PressureReader
 from edgespec.system.clock import Clock
 from edgespec.system.units import format_bytes
 
-# A look at what is free takes 0.25 ms, a pass of a small model 4 ms.
+# A look at what is free takes 0.25 to 0.8 ms, a pass of a small model 4 ms. So the next one waits for as long as a
+# program that fills memory fast would take to leave too little.
 _LOOK_S = 0.1
+_LONGEST_LOOK_S = 1.0
+_FILLED_PER_S = 8 << 30
 # What the target takes for this many tokens more is kept free too.
 _LOOKAHEAD_TOKENS = 256
 # A pass runs no more tokens than this after the text.
@@ -53,7 +56,7 @@ class MemoryWatch:
     _ladder: Ladder = field(init=False)
     _has_relief: bool = field(init=False)  # a step down may help programs that wait for memory
     _num_held: dict[int, int] = field(init=False, default_factory=dict)  # by cache, tokens of its longest text
-    _looked_s: float = field(init=False, default=float("-inf"))
+    _next_look_s: float = field(init=False, default=float("-inf"))
     _looked_bytes: int = field(init=False, default=0)  # by which the cache was to grow soon, at the last call
     _relieved_s: float = field(init=False, default=float("-inf"))  # when pressure last had a model closed
     _growing: Lock = field(init=False, default_factory=Lock)  # one cache grows at a time, and no session is opened
@@ -100,9 +103,9 @@ class MemoryWatch:
         now_s = self.clock()
         is_more = growth_bytes > self._looked_bytes
         self._looked_bytes = growth_bytes
-        if len(self.tiers) == 1 or not (is_more or now_s - self._looked_s >= _LOOK_S):
+        if len(self.tiers) == 1 or not (is_more or now_s >= self._next_look_s):
             return
-        self._looked_s = now_s
+        self._next_look_s = now_s + _LOOK_S
         is_followed = self._has_relief or self._ladder.position > 0  # from where it may climb
         if not (is_followed and self._follow_pressure(now_s)):
             self._follow_free(growth_bytes, now_s)
@@ -130,6 +133,10 @@ class MemoryWatch:
         floor = _margin(free, lambda reserve: reserve.floor_bytes, growth)
         spare = _margin(free, lambda reserve: reserve.opening_bytes, growth)
         after = self._ladder.look(free_bytes, floor, spare, now_s)
+        if after == 0:
+            kept = floor(self.tiers[0])
+            left = min((num_bytes - kept[place] for place, num_bytes in free_bytes.items()), default=0)
+            self._next_look_s = now_s + min(max(left / _FILLED_PER_S, _LOOK_S), _LONGEST_LOOK_S)
         if after != before:
             wanted = (floor if after > before else spare)(self.tiers[min(before, after)])
             place = min(free, key=lambda place: free_bytes[place] - wanted[place])

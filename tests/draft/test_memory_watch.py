@@ -19,13 +19,16 @@ def capacity(num_tokens: int) -> int:
     return 1 << max(5, (num_tokens - 1).bit_length())
 
 
-def test_free_memory_is_read_where_the_cache_grows_and_ten_times_a_second() -> None:
-    """Not in each round of a short text, whose cache will soon grow."""
+@pytest.mark.parametrize(("free_gigabytes", "looks"), [(0.5, 14), (4, 3), (40, 2)])
+def test_free_memory_is_read_where_the_cache_grows_and_the_oftener_the_less_there_is(
+    free_gigabytes: float, looks: int
+) -> None:
+    """Ten times a second at most, and not in each round of a short text, whose cache will soon grow."""
     clock, read = VirtualClock(), list[float]()
 
     def free() -> FreeByPlace:
         read.append(clock.now)
-        return ROOMY
+        return {HOST: FreeMemory(int(free_gigabytes * (1 << 30)), "a limit")}
 
     watch = MemoryWatch(
         [Tier({HOST: 1}, has_models=True), Tier({})],
@@ -39,7 +42,7 @@ def test_free_memory_is_read_where_the_cache_grows_and_ten_times_a_second() -> N
         watch.require_growth(num_tokens, lambda: False)
         clock.now += 0.007
     # 1.4 s of answer, and the cache has grown to 128, 256 and 512.
-    assert 14 <= len(read) <= 14 + 8
+    assert looks <= len(read) <= looks + 8
 
 
 def test_drafters_from_the_text_come_back_once_no_program_waits_for_memory() -> None:

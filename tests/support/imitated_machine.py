@@ -104,7 +104,7 @@ class Machine:
         made: dict[str, Drafter] = {"suffix": SuffixDrafter(), "ngram": NgramDrafter()}
         return [made[name] for name in sorted(names)]
 
-    def look(self, pool: DrafterPool, free_bytes: int, after_s: float = 0.2) -> list[str]:
+    def look(self, pool: DrafterPool, free_bytes: int, after_s: float = 1.0) -> list[str]:
         self.free_bytes = free_bytes
         self.clock.sleep(after_s)
         pool.look(10)
