@@ -72,7 +72,7 @@ class BlockHead(HeadDecoder, Cache):
     def cache(self) -> Cache:
         return self
 
-    def begin(self, tokens: TokenIds, num_tokens: int) -> int:
+    def begin(self, tokens: TokenIds, num_tokens: int, max_unread: int | None = None) -> int:
         num_before = len(tokens) - 1
         if num_before < 1 or len(tokens) > self.context_length:
             return 0

@@ -30,7 +30,7 @@ class ParallelDecoder(ForwardingDecoder, Cache):
     def can(self) -> Can:
         return self._decoder.can._replace(tokens_per_pass=self._parallel.num_tokens, best=False)
 
-    def begin(self, tokens: TokenIds, num_tokens: int) -> int:
+    def begin(self, tokens: TokenIds, num_tokens: int, max_unread: int | None = None) -> int:
         self._begun, self._rows = tokens, self._rows[:0]
         self._num_wanted = num_tokens
         return num_tokens

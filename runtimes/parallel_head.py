@@ -38,9 +38,9 @@ class ParallelHead(RecurrentHead):
     def can(self) -> Can:
         return Can(tokens_per_pass=len(self._masks) + 1, max_unread=MAX_UNREAD)
 
-    def begin(self, tokens: TokenIds, num_tokens: int) -> int:
+    def begin(self, tokens: TokenIds, num_tokens: int, max_unread: int | None = None) -> int:
         place = self._place(tokens)
-        if super().begin(tokens, num_tokens) and self._is_known(tokens):
+        if super().begin(tokens, num_tokens, max_unread) and self._is_known(tokens):
             if place != 0:
                 self._begun, self._draft, place = tokens, self._draft[:0], 0
         elif place is None:

@@ -37,10 +37,10 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
     """A recurrent head as a function from tokens to logits, which reads a target's hidden states from their store.
 
     Slots whose tokens all have known hidden states are exact; the others are run again once these are known and a
-    draft begins. Where more than MAX_UNREAD tokens are unread it starts anew before the last of them, and a row is
-    that of the text from there on; so it does behind tokens whose states were not asked for. A row after the
-    first token, which has no state before it, is of zeros. In deterministic mode a row is equal to the bit however
-    what is read is cut into passes, but for trees.
+    draft begins. Where more tokens are unread than a draft may read it starts anew before the last of them, and a
+    row is that of the text from there on, until a draft may read more; so it does behind tokens whose states were
+    not asked for. A row after the first token, which has no state before it, is of zeros. In deterministic mode a
+    row is equal to the bit however what is read is cut into passes, but for trees.
     """
 
     def __init__(self, folder: HeadFolder, *, has_trees: bool = False, **options: Unpack[SessionOptions]) -> None:
@@ -61,6 +61,8 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
         self._own = OwnStates(self._state_size)
         self._held = np.zeros(0, np.int32)  # tokens of the text; slots for all but the first
         self._num_exact = 0  # slots from the first on
+        self._max_unread = MAX_UNREAD  # in the draft that began last
+        self._held_unread = MAX_UNREAD  # in the one with which the text that is held began
         self._tree = NO_DRAFT  # in the slots after those of the text
         self._try_out(folder.device)
 
@@ -76,10 +78,11 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
     def correctable(self) -> CorrectableHead | None:
         return self if self._head.mask_token_id is None else None
 
-    def begin(self, tokens: TokenIds, num_tokens: int) -> int:
+    def begin(self, tokens: TokenIds, num_tokens: int, max_unread: int | None = None) -> int:
         if len(tokens) < 2 or len(tokens) > self.context_length:
             return 0
         with self._lock:
+            self._max_unread = MAX_UNREAD if max_unread is None else min(max_unread, MAX_UNREAD)
             tokens = self._read_part(tokens, 1)
             num_slots = len(tokens) - 1
             if len(tokens) > len(self._held):
@@ -133,16 +136,18 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
     def _read_part(self, tokens: TokenIds, num_last: int) -> TokenIds:
         """A text from where it is read on, which is before the last num_last tokens."""
         skipped, first = self._features.skipped, self._store.first
-        start = 0 if self._head.reads_all else max(0, len(tokens) - num_last - MAX_UNREAD)
+        start = 0 if self._head.reads_all else max(0, len(tokens) - num_last - self._max_unread)
         if first < len(tokens) - num_last:
             start = max(start, first)
         is_within = not len(skipped) or len(tokens) - num_last > len(skipped)
-        may_go_on = is_within and len(skipped) >= first and len(self._held) > 0
+        is_enough = self._max_unread <= self._held_unread or len(skipped) <= start
+        may_go_on = is_within and is_enough and len(skipped) >= first and len(self._held) > 0
         if may_go_on and np.array_equal(tokens[: len(skipped)], skipped):
             part = tokens[len(skipped) :]
             if start <= len(skipped) + reusable_prefix(self._held, part, 0):
                 return part
         self._start_anew(tokens[:start])
+        self._held_unread = self._max_unread
         return tokens[start:]
 
     def _start_anew(self, skipped: TokenIds) -> None:

@@ -50,7 +50,7 @@ class StepHead(HeadDecoder, CorrectableHead):
     def correctable(self) -> CorrectableHead:
         return self
 
-    def begin(self, tokens: TokenIds, num_tokens: int) -> int:
+    def begin(self, tokens: TokenIds, num_tokens: int, max_unread: int | None = None) -> int:
         num_states = len(tokens) - 1
         with self._lock:
             known = min(self._features.num_known(tokens, is_last=True), num_states)

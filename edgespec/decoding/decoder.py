@@ -295,10 +295,12 @@ class Decoder(Protocol):
         """Logits after each of the last num_last tokens, [num_last, vocab_size]: run, where no more is wanted."""
         return self.run(Pass(tokens, num_last=num_last)).logits
 
-    def begin(self, tokens: TokenIds, num_tokens: int) -> int:
+    def begin(self, tokens: TokenIds, num_tokens: int, max_unread: int | None = None) -> int:
         """How many of num_tokens tokens it can draft after a text, which a head is told before it drafts.
 
         0 where it cannot, for example without the target's hidden states. A head runs nothing but drafts after it.
+
+        max_unread: Read no more of the text for that than its last tokens, where this is less than can.max_unread.
         """
         return num_tokens
 

@@ -157,6 +157,7 @@ class DraftModelStats:
     rows: RowCosts = field(default_factory=RowCosts)  # of a step that drafts on from several branches
     branched: float = 1.0  # how much longer a step takes that drafts on from all branches that are worth it
     read: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))  # tokens that its cache holds
+    has_skipped: bool = False  # of these it has read the end alone
     budget: TrialBudget = field(default_factory=TrialBudget)  # time for trials, in steps of the target
     num_vain: int = 0  # trials since a draft of it last paid
     num_idle: int = 0  # rounds since then

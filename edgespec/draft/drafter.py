@@ -20,6 +20,7 @@ class DraftRequest:
     is_ahead: Go on drafting while the target works, if the drafter can.
     min_tokens: How many tokens to wait for, from a drafter that works ahead.
     timeout_s: How long to wait for min_tokens; None to wait until a fault.
+    max_unread: Read no more than so many of the last tokens of the text; None for as many as it can.
     worth: For a tree, or None for a chain. A draft ahead also goes on from other outcomes of the pass that are
         worth it; another one has all guesses of the steps that are, of which the best can be chosen.
     """
@@ -31,6 +32,7 @@ class DraftRequest:
     is_ahead: bool = False
     min_tokens: int = 0
     timeout_s: float | None = None
+    max_unread: int | None = None
     worth: Worth | None = None
 
 

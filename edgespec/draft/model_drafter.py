@@ -137,7 +137,7 @@ class ModelDrafter(Drafter):
     def guesses(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Generator[Guess, None, None]:
         """Drafted tokens one by one, request.num_tokens at most."""
         num_tokens = min(request.num_tokens, self.decoder.context_length - len(tokens))
-        num_tokens = self.decoder.begin(tokens, num_tokens)
+        num_tokens = self.decoder.begin(tokens, num_tokens, request.max_unread)
         if num_tokens < 1:
             return
         if self.speculation:
@@ -180,7 +180,7 @@ class ModelDrafter(Drafter):
         """
         run = [*tree.nodes_run, *(tip for tip in tips if tip >= 0)]
         places, tree = [run.index(tip) if tip >= 0 else -1 for tip in tips], tree.select(run)
-        if not self.decoder.begin(tokens, len(run) + 1):
+        if not self.decoder.begin(tokens, len(run) + 1, request.max_unread):
             return []
         # Tips are mostly the newest nodes, so that a cache has run the others already.
         first = min(places)

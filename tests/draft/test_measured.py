@@ -42,7 +42,7 @@ class Guesser(Drafter):
         seed: int = 0,
     ) -> None:
         self.name = f"{chance}"
-        self.num_read, self._read_ms = 0, read_ms
+        self.num_read, self.limit, self._read_ms = 0, 10**6, read_ms
         self.can = DrafterCan(is_free=ms == 0.0, max_unread=max_unread)
         self.chance = chance
         self._truth, self._ms, self.clock = truth, ms, clock
@@ -51,8 +51,11 @@ class Guesser(Drafter):
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
         right = self._truth[len(tokens) :][: request.num_tokens]
         keeps = self._rng.random(len(right)) < self.chance
-        unread = max(0, min(len(tokens) - self.num_read, self.can.max_unread or len(tokens)) - 1)
-        self.num_read = len(tokens)
+        limit = request.max_unread or self.can.max_unread or 10**6
+        if limit > self.limit:  # it has skipped what it is to read now
+            self.num_read = 0
+        unread = max(0, min(len(tokens) - self.num_read, limit) - 1)
+        self.num_read, self.limit = len(tokens), limit
         self.clock.now += (len(right) * self._ms + unread * self._read_ms) / 1e3
         evidence = tuple(min(i, 15) if self._ms else 0 for i in range(len(right)))
         return Tree(np.where(keeps, right, right + 1).astype(np.int32), evidence, source=self.name)
@@ -231,6 +234,28 @@ def test_a_model_that_reads_the_end_of_a_text_alone_drafts_in_a_short_answer(clo
     guesser = Guesser(TRUTH, 0.8, ms=3, read_ms=0.5, max_unread=16, clock=clock)
     policy = policy_of(guesser, known=DraftCosts(3 / 22, 0.5 / 22))
     assert speed(policy, CPU, clock, start=4000, num_rounds=30) > 1.2
+
+
+class Reader(Guesser):
+    """Is right more often where it has read all of a text."""
+
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
+        self.chance = 0.44 if request.max_unread else 0.62
+        return super().draft(tokens, request, sampler)
+
+
+@pytest.mark.parametrize(("num_rounds", "wanted", "reads_all"), [(12, 1.1, False), (150, 1.3, True)])
+def test_of_a_long_prompt_a_head_reads_the_end_until_the_rest_may_pay(
+    num_rounds: int, wanted: float, reads_all: bool, clock: VirtualClock
+) -> None:
+    """Reading all at once makes the short answer slower than plain decoding."""
+    verify_ms = {width: 22.0 + 6 * max(0, width - 2) for width in range(1, 40)}
+    head = Reader(TRUTH, 0.5, ms=1.4, read_ms=0.12, max_unread=4096, clock=clock)
+    policy = policy_of(head, known=DraftCosts(1.4 / 22, 0.12 / 22))
+    speed(policy, verify_ms, clock, start=20, num_rounds=100)
+    again = MeasuredPolicy([head], policy.costs, policy.rates, policy.models, clock=clock)
+    assert speed(again, verify_ms, clock, start=900, num_rounds=num_rounds) > wanted
+    assert (head.limit > 64) == reads_all
 
 
 def test_what_a_draft_takes_is_told_from_what_reading_takes() -> None:

@@ -120,7 +120,7 @@ class _Confident(ForwardingDecoder):
         self.chances, self.is_ready = chances, is_ready
         self.begun: list[tuple[list[int], int | None]] = []
 
-    def begin(self, tokens: TokenIds, num_tokens: int) -> int:
+    def begin(self, tokens: TokenIds, num_tokens: int, max_unread: int | None = None) -> int:
         self.begun.append((tokens.tolist(), num_tokens))
         return min(num_tokens, 4) if self.is_ready else 0
 

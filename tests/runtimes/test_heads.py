@@ -130,6 +130,19 @@ def test_of_a_long_text_that_is_unread_the_head_reads_the_end_alone(
     assert np.allclose(head.known_rows(text[:199], 120), wanted, rtol=0, atol=1e-4)
 
 
+def test_a_head_that_has_read_the_end_of_a_text_reads_the_rest_once_it_may(
+    target: OnnxDecoder, recurrent: Path
+) -> None:
+    head, text = open_for(target, recurrent), random_text(12, 100)
+    target.logits(text, 1)
+    for size, limit, start, num_new in ((80, 16, 63, 16), (90, 16, 63, 10), (92, None, 0, 91), (95, 16, 0, 3)):
+        before = head.num_fed
+        assert head.begin(text[:size], 99, limit)
+        row = recurrent_rows(text[:size], size - 1, start)[-1]
+        assert np.allclose(head.logits(text[:size], 1)[0], row, rtol=0, atol=1e-4)
+        assert head.num_fed - before == num_new
+
+
 @pytest.mark.parametrize("kind", ["recurrent", "steps"])
 def test_a_head_begins_behind_tokens_whose_states_were_not_asked_for(
     target: OnnxDecoder, kind: str, request: pytest.FixtureRequest
