@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from edgespec.cli.arguments import (
     require_positive,
     stated_flags,
 )
+from edgespec.config.config_file import read_settings
 from edgespec.config.options import DEFAULT_MODEL
 from edgespec.system.command_line import quote
 from edgespec.system.console import info, show_progress
@@ -41,7 +43,7 @@ _PROMPTS = (
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     table = read_table(__file__, "doctor.toml")
     parser.add_argument(
-        "model", metavar="MODEL", nargs="?", help=f"a prepared model for the self-test (default: {DEFAULT_MODEL})"
+        "model", metavar="MODEL", nargs="?", help="a prepared model for the self-test (default: that of chat)"
     )
     add_flags(parser, table["test"])
     exactness = parser.add_argument_group("exactness")
@@ -108,6 +110,17 @@ def format_memory(memory: Mapping[str, Any]) -> str:
     )
 
 
+def _tested_model(options: argparse.Namespace) -> str:
+    """The model that is named, or the one that chat opens where none is."""
+    if options.model is not None:
+        return str(options.model)
+    with suppress(UsageError):  # of a configuration that is invalid, which has a line of its own
+        if chosen := read_settings().get("model"):
+            preset = model_home().presets.find(str(chosen.value))
+            return preset.model if preset else str(chosen.value)
+    return DEFAULT_MODEL
+
+
 def _run_self_test(options: argparse.Namespace) -> tuple[dict[str, Any] | None, int]:
     """The document of the self-test, None where no model is prepared (none is downloaded), and its exit code."""
     from edgespec.cli.diagnosis import self_test
@@ -115,7 +128,7 @@ def _run_self_test(options: argparse.Namespace) -> tuple[dict[str, Any] | None, 
     if options.no_self_test:
         return None, 0
     try:
-        folder = edgespec.Inventory(model_home()).find(options.model or DEFAULT_MODEL)
+        folder = edgespec.Inventory(model_home()).find(_tested_model(options))
     except ModelError:
         if options.model is None:
             return None, 0
@@ -135,7 +148,7 @@ def _why_skipped(options: argparse.Namespace, document: Mapping[str, Any]) -> st
         return "no model runs without ONNX Runtime"
     if not document["home"]:
         return "the configuration is invalid; correct what its line above names"
-    model = options.model or DEFAULT_MODEL
+    model = _tested_model(options)
     return (
         f"{model} is not prepared (edgespec models pull {quote(model)}, or name another model: edgespec doctor "
         "MODEL)"

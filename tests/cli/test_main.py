@@ -984,6 +984,18 @@ def test_doctor_runs_a_short_test_of_what_is_prepared(
     assert run(capsys, "doctor", "nothing-prepared")[0] == 3
 
 
+def test_doctor_tests_the_model_that_chat_would_open(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_MODEL", str(tiny_model))
+    assert f"self-test of {tiny_model}: " in run(capsys, "doctor")[1]
+    assert run(capsys, "preset", "create", "mine", "--from", tiny_model)[0] == 0
+    monkeypatch.setenv("EDGESPEC_MODEL", "mine")
+    assert f"self-test of {tiny_model}: " in run(capsys, "doctor")[1]
+    monkeypatch.setenv("EDGESPEC_MODEL", "other")
+    assert "self-test: skipped; other is not prepared" in run(capsys, "doctor")[1]
+
+
 def mistaken_run(run: Callable[[OnnxDecoder, Pass], Rows]) -> Callable[[OnnxDecoder, Pass], Rows]:
     """OnnxDecoder.run with the rows of some passes in the wrong order."""
 
