@@ -246,7 +246,7 @@ def decode_all(pair: Pair, place: Place, schedule: str, *, has_text: bool = Fals
         pair.target.replay(answer)
         if decoder.cache:
             decoder.cache.forget()
-        stats.read = stats.read[:0]
+        stats.text.forget()
         drafters: list[Drafter] = [SuffixDrafter(), drafter] if has_text else [drafter]
         policy = MeasuredPolicy(
             drafters,

@@ -127,8 +127,8 @@ class DraftPace:
 class PacedDrafter(PacedDecoder):
     """A drafter at the pace of a device; a drafting head stays one."""
 
-    def begin(self, tokens: TokenIds, num_tokens: int) -> int:
-        return self._decoder.begin(tokens, num_tokens)
+    def begin(self, tokens: TokenIds, num_tokens: int, max_unread: int | None = None) -> int:
+        return self._decoder.begin(tokens, num_tokens, max_unread)
 
 
 class PacedTarget(ForwardingDecoder):

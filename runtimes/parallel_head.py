@@ -39,9 +39,9 @@ class ParallelHead(RecurrentHead):
         return Can(tokens_per_pass=len(self._masks) + 1, max_unread=MAX_UNREAD)
 
     def begin(self, tokens: TokenIds, num_tokens: int, max_unread: int | None = None) -> int:
-        place = self._place(tokens)
+        place, num_skipped = self._place(tokens), len(self._features.skipped)
         if super().begin(tokens, num_tokens, max_unread) and self._is_known(tokens):
-            if place != 0:
+            if place != 0 or len(self._features.skipped) != num_skipped:
                 self._begun, self._draft, place = tokens, self._draft[:0], 0
         elif place is None:
             return 0

@@ -104,6 +104,7 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
     def known_rows(self, tokens: TokenIds, num_last: int) -> Logits | None:
         assert 1 <= num_last < len(tokens)
         with self._lock, translate_memory_errors("running a head"):
+            self._max_unread = MAX_UNREAD
             tokens = self._read_part(tokens, num_last)
             num_slots = len(tokens) - 1
             if self._features.num_known(tokens) < num_slots:
@@ -140,7 +141,9 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
         if first < len(tokens) - num_last:
             start = max(start, first)
         is_within = not len(skipped) or len(tokens) - num_last > len(skipped)
-        is_enough = self._max_unread <= self._held_unread or len(skipped) <= start
+        # A text that was cut may go on with half of what it might read, unless that is more than before.
+        spared = self._max_unread // 2 if self._max_unread <= self._held_unread else 0
+        is_enough = len(skipped) <= start + spared
         may_go_on = is_within and is_enough and len(skipped) >= first and len(self._held) > 0
         if may_go_on and np.array_equal(tokens[: len(skipped)], skipped):
             part = tokens[len(skipped) :]

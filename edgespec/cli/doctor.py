@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -114,11 +113,11 @@ def _tested_model(options: argparse.Namespace) -> str:
     """The model that is named, or the one that chat opens where none is."""
     if options.model is not None:
         return str(options.model)
-    with suppress(UsageError):  # of a configuration that is invalid, which has a line of its own
-        if chosen := read_settings().get("model"):
-            preset = model_home().presets.find(str(chosen.value))
-            return preset.model if preset else str(chosen.value)
-    return DEFAULT_MODEL
+    try:
+        chosen = read_settings().get("model")
+    except UsageError:  # which has a line of its own
+        chosen = None
+    return str(chosen.value) if chosen else DEFAULT_MODEL
 
 
 def _run_self_test(options: argparse.Namespace) -> tuple[dict[str, Any] | None, int]:
@@ -149,6 +148,8 @@ def _why_skipped(options: argparse.Namespace, document: Mapping[str, Any]) -> st
     if not document["home"]:
         return "the configuration is invalid; correct what its line above names"
     model = _tested_model(options)
+    preset = model_home().presets.find(model)
+    model = preset.model if preset else model
     return (
         f"{model} is not prepared (edgespec models pull {quote(model)}, or name another model: edgespec doctor "
         "MODEL)"

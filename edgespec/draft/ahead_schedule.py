@@ -166,8 +166,8 @@ class AheadSchedule:
             self.rates.observe_prefetched(num_ready > 0)
             self._has_news = True
         if num_ready:
-            self.stats.read = append(tokens, ahead.draft.tokens[:-1])
-        wait = plan.wait if self.stats.num_unread(tokens) <= _MAX_UNREAD_TO_WAIT else 0
+            self.stats.text.hold(append(tokens, ahead.draft.tokens[:-1]))
+        wait = plan.wait if self.stats.text.num_unread(tokens) <= _MAX_UNREAD_TO_WAIT else 0
         max_length = min(plan.length, request.num_tokens)
         length = min(max(num_ready, wait), max_length)
         if num_ready >= wait:

@@ -8,16 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-import numpy as np
-
-from edgespec.decoding.decoder import reusable_prefix
 from edgespec.decoding.tree import Tree, Worth
 from edgespec.draft.costs import PassCosts
 from edgespec.draft.drafter import LaneStep
 from edgespec.draft.limits import MAX_BRANCHES, MAX_CONTENTION, MAX_OTHERS, MIN_USED_TOKENS
 from edgespec.draft.option import TrialBudget
 from edgespec.draft.overlap import AheadPlan, time_beside
-from edgespec.types import TokenIds
+from edgespec.draft.read_text import ReadText
 
 # Where a row takes more of a step than this, trees gain nothing (docs/log/draft-policy.md).
 _MAX_ROW = 0.05
@@ -149,21 +146,19 @@ class DraftModelStats:
         pass or a step takes more than expected, the share in which both ran is ascribed to contention, and the
         rest to the machine's speed.
     tokens_per_step: How many tokens a step of the drafter drafts at most, for one price.
-    max_unread: The most tokens that it reads before a draft; None for all that it has not read.
+    text: What it has read.
     """
 
     costs: DraftCosts
     contention: tuple[float, float] = (1.0, 1.0)
     rows: RowCosts = field(default_factory=RowCosts)  # of a step that drafts on from several branches
     branched: float = 1.0  # how much longer a step takes that drafts on from all branches that are worth it
-    read: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))  # tokens that its cache holds
-    has_skipped: bool = False  # of these it has read the end alone
+    text: ReadText = field(default_factory=ReadText)
     budget: TrialBudget = field(default_factory=TrialBudget)  # time for trials, in steps of the target
     num_vain: int = 0  # trials since a draft of it last paid
     num_idle: int = 0  # rounds since then
     weighing: float = 0.0  # what a round takes in which it is weighed, in steps of the target
     tokens_per_step: int = 1
-    max_unread: int | None = None
     tree_gain: TreeGain = field(default_factory=TreeGain)
 
     @property
@@ -236,10 +231,6 @@ class DraftModelStats:
     def _expected(self, step: LaneStep) -> float:
         """Cost of a step, in part beside the target."""
         return time_beside(self.token * self.rows.ratio(step.num_rows), self.contention[1], step.shared)
-
-    def num_unread(self, tokens: TokenIds) -> int:
-        num_unread = len(tokens) - reusable_prefix(self.read, tokens, 1)
-        return num_unread if self.max_unread is None else min(num_unread, self.max_unread)
 
 
 def _kind(step: LaneStep) -> tuple[bool, bool]:

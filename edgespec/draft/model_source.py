@@ -1,7 +1,7 @@
 """A drafter model, as a policy weighs it before a pass, and on trial."""
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from functools import partial
 
 from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
 from edgespec.decoding.decoder import reusable_prefix
@@ -15,6 +15,7 @@ from edgespec.draft.drafter import Drafter, DraftRequest
 from edgespec.draft.limits import MAX_BRANCHES, MIN_GAIN, MIN_GAIN_TO_STAY, MIN_LOSS_OF_TRIAL
 from edgespec.draft.model_rates import ModelRates, nodes_key
 from edgespec.draft.option import Drafted, Promise, best_chain, expected_tokens, most_hopeful
+from edgespec.draft.read_text import Reading
 from edgespec.system.clock import Clock
 from edgespec.types import Sampler, TokenIds, append
 
@@ -26,19 +27,8 @@ _NUM_LUCKY = 30.0
 _LONGEST_REST = 32
 # From such a rest on a head that can begin anywhere in a text has its target leave out the states that it reads.
 _DEEP_REST = 4
-# Of a long text that it has not read a head reads the end at first. It gets 44 % of first tokens right behind 64
-# tokens of long prompts, and 62 behind all (docs/log/training.md): about what the rest is worth a round.
-_SHORT_READING = 64
-_WORTH_OF_REST = 0.15
 # Trials that led nowhere make the next ones rarer from so many on, up to this many times.
 _PATIENCE, _RAREST = 8, 16
-
-
-class _Reading(NamedTuple):
-    """How many tokens of a text a draft reads first, and its limit on them."""
-
-    num_tokens: int
-    limit: int | None = None
 
 
 @dataclass(slots=True)
@@ -63,14 +53,14 @@ class ModelSource:
     _num_idle: int = 0  # rounds since it paid
     _rests_until: int = 0  # in that round, of those, it is weighed again
     _is_expected: bool = True  # as the drafter was told
-    _reading: _Reading = field(default=_Reading(0))  # of the last draft
+    _reading: Reading = field(default=Reading(0, 0))  # of the last draft
     _trial_cost: float = 0.0  # that the budget is to have before a trial is thought of
     _own: ModelRates = field(init=False)
     _ahead: AheadSchedule = field(init=False)
 
     def __post_init__(self) -> None:
         can = self.drafter.can
-        self.stats.tokens_per_step, self.stats.max_unread = can.tokens_per_step, can.max_unread
+        self.stats.tokens_per_step, self.stats.text.max_unread = can.tokens_per_step, can.max_unread
         self._own = ModelRates(self.rates, self.drafter.name)
         self._own.assume_hope()
         self._ahead = AheadSchedule(self.drafter, self.stats, self.costs, self._own, MAX_DRAFT_TOKENS, self.clock)
@@ -110,27 +100,26 @@ class ModelSource:
         can, is_long = self.drafter.can, self._num_idle >= 4 * _DEEP_REST
         if self._is_expected and is_long and can.max_unread is not None and not can.run_ahead:
             self._is_expected = False
+            self.stats.text.leave_gap()
             self.drafter.expect_drafts(False)
 
     def _wake(self, tokens: TokenIds) -> bool:
         """True if it can draft; after a rest a head needs the states of a pass, and reads from there on."""
         can_draft = self._is_expected or self.drafter.expect_drafts(True)
         if not can_draft:
-            self.stats.read, self.stats.has_skipped = tokens, False  # nothing before can be read
+            self.stats.text.begin_behind(tokens)
         self._is_expected = True
         return can_draft
 
-    def _next_reading(self, tokens: TokenIds, num_rounds: int) -> _Reading:
-        """What it reads before its next draft, in an answer of so many rounds."""
+    def _next_reading(self, tokens: TokenIds, acceptance: float, num_rounds: int) -> Reading:
+        """What it reads before its next draft, the chance of whose first token is given, after so many rounds."""
         if not self._is_expected:  # of tokens whose states passes leave out it reads none
-            return _Reading(1)
-        num_unread, longest = self.stats.num_unread(tokens), self.stats.max_unread
-        whole = min(len(tokens), longest or 0) if self.stats.has_skipped else num_unread
-        is_short = longest is None or whole <= _SHORT_READING or self.drafter.can.run_ahead
-        is_mostly_read = not self.stats.has_skipped and num_unread < len(tokens) // 2
-        if is_short or is_mostly_read or self.stats.costs.steps(0, whole) <= _WORTH_OF_REST * num_rounds:
-            return _Reading(whole)
-        return _Reading(min(num_unread, _SHORT_READING), _SHORT_READING)
+            return Reading(1, 1)
+        if self.drafter.can.run_ahead:
+            num_unread = self.stats.text.num_unread(tokens)
+            return Reading(num_unread, num_unread)
+        cost = partial(self.stats.costs.steps, 0)
+        return self.stats.text.next(tokens, cost, acceptance, num_rounds)
 
     def _rounds_to_share(self, request: DraftRequest) -> int:
         """Over how many rounds the cost of reading is shared out: those that were, or the fewer that are left."""
@@ -141,12 +130,13 @@ class ModelSource:
         """The draft that would be best before this pass."""
         step_s, step = self.costs.pass_s(1), self.stats.costs.step
         num_rounds = self._rounds_to_share(request)
-        num_read = self._next_reading(tokens, num_rounds).num_tokens
-        reading = self.stats.costs.steps(0, num_read) / num_rounds + self.stats.weighing
+        chain = self._own.chain(request.num_tokens)
+        num_due = self._next_reading(tokens, chain[0], num_rounds).num_due
+        reading = self.stats.costs.steps(0, num_due) / num_rounds + self.stats.weighing
         times_s = self.costs.pass_times_s(request.num_tokens + 1)
         for length in range(1, len(times_s)):
             times_s[length] += (self.stats.num_steps(length) * step + reading) * step_s
-        rate, length = best_chain(self._own.chain(request.num_tokens), times_s)
+        rate, length = best_chain(chain, times_s)
         is_tree = length > 0 and self.has_trees and self.drafter.can.trees and not request.with_distributions
         if is_tree:
             rate *= self.stats.tree_gain.ratio
@@ -160,9 +150,10 @@ class ModelSource:
             return Promise(best.rate, self._trial, self) if self._could_pay(best.rate, self._trial) else None
         if self.stats.budget.saved < self._trial_cost:
             return None
-        num_read = self._next_reading(tokens, self._num_rounds).num_tokens
+        (acceptance,) = self._own.chain(1)
+        num_read = self._next_reading(tokens, acceptance, self._num_rounds).num_tokens
         taken = self.stats.costs.steps(1, num_read) + self.costs.ratio(2)
-        lost = taken - (1 + self._own.chain(1)[0]) / best.rate / self.costs.step_s
+        lost = taken - (1 + acceptance) / best.rate / self.costs.step_s
         rarity = min(max(1.0, self.stats.num_vain / _PATIENCE), _RAREST)
         self._trial_cost = max(lost, MIN_LOSS_OF_TRIAL) * rarity
         if not self._could_pay(best.rate, MAX_DRAFT_TOKENS):
@@ -198,7 +189,7 @@ class ModelSource:
                 tokens, self._ahead.request(request, option.num_tokens, option.timeout_s), sampler
             )
             return Drafted(draft, (draft if len(draft.tokens) else option.offer,))
-        self._reading = self._next_reading(tokens, self._rounds_to_share(request))
+        self._reading = self._next_reading(tokens, self._own.chain(1)[0], self._rounds_to_share(request))
         row_s = (self.costs.pass_s(4) - self.costs.pass_s(2)) / 2  # where 3 and 4 are one pass, half of it
         # What a step drafts costs no more for being longer.
         step = self.stats.costs.step if self.stats.tokens_per_step == 1 else 0.0
@@ -248,8 +239,8 @@ class ModelSource:
             if not round.is_ahead:  # a lane that is ahead may have begun before it was asked
                 num_steps, num_read = self.stats.steps_of(round.draft), self._reading.num_tokens
                 self.stats.costs.observe(num_steps, num_read, round.draft_s / self.costs.pass_s(1))
-                self.stats.has_skipped = self._reading.limit is not None
-            self.stats.read = append(round.tokens, draft.tokens[:-1])
+                self.stats.text.observe(round.tokens, self._reading)
+            self.stats.text.hold(append(round.tokens, draft.tokens[:-1]))
             if num_accepted:
                 self._rests_until = 0
             if not self._trial:  # it pays

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 
-import numpy as np
-
 from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.scheduler import Proposal
 from edgespec.draft.acceptance_rates import AcceptanceChange
@@ -89,7 +87,7 @@ class PoolPolicy:
         if self.has_models and version != self.pool.answered_version:
             self.pool.answered_version = version
             for stats in self.speculation.models.values():  # a model that was opened again has an empty cache
-                stats.read = np.zeros(0, np.int32)
+                stats.text.forget()
         self._inner = self.speculation.policy(
             self.max_unlearned, self.choice, has_models=self.has_models, caller=self.caller, clock=self.clock
         )

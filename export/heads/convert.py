@@ -27,7 +27,7 @@ from edgespec.types import Report
 # Of a head's tokenizer; published ones differ in a few tokens that were added later.
 _DIFFERING_TOKENS = 0.01
 _REASON = "a head is small, and what it would lose in 4 bits costs drafts; quantised weights of the target stay"
-_LARGE_REASON = "its layer is most of what a draft reads, and loses nothing in 4 bits; the rest has 8"
+_LARGE_REASON = "its large layer loses nothing in 4 bits; the rest has 8, and quantised weights of the target stay"
 # Weights of a single layer from which it is in 4 bits (docs/log/training.md).
 _LARGE_LAYER = 20_000_000
 
@@ -115,9 +115,10 @@ def plan_head(
 
 
 def _has_one_large_layer(plan: HeadPlan) -> bool:
-    """True if a head has one layer, which is large."""
+    """True if a recurrent head has one layer, which is large."""
     layer = [tensor for role, tensor in plan.tensors.items() if role[:1].isdigit()]
-    return plan.kv_cache.num_layers == 1 and sum(each.rows * each.columns for each in layer) >= _LARGE_LAYER
+    is_one = plan.head.kind == "recurrent" and plan.kv_cache.num_layers == 1
+    return is_one and sum(each.rows * each.columns for each in layer) >= _LARGE_LAYER
 
 
 def _require_tokenizer(head: HeadSource, target: LoadedSource) -> None:

@@ -121,12 +121,12 @@ def test_what_was_read_is_forgotten_with_a_model_that_was_opened_again_between_a
     pool = started(machine)
     speculation = Speculation(pool.drafters)
     answer(pool, speculation)
-    speculation.models["model"].read = PROMPT
+    speculation.models["model"].text.hold(PROMPT)
     for free_bytes in (0, PLENTY, PLENTY, PLENTY):
         look(machine, pool, free_bytes)
     assert pool.has_models
     PoolPolicy(pool, speculation)
-    assert len(speculation.models["model"].read) == 0, "its cache is empty"
+    assert len(speculation.models["model"].text.held) == 0, "its cache is empty"
 
 
 def test_nothing_is_closed_within_a_round_of_an_answer() -> None:

@@ -120,10 +120,10 @@ def test_what_was_learned_of_a_model_serves_when_it_is_back() -> None:
     list(islice(steps, 30))
     policy.close()
     learned = AcceptanceRates(dict(speculation.rates)).rate("model", 0)
-    speculation.models["model"].read = PROMPT
+    speculation.models["model"].text.hold(PROMPT)
     machine.look(pool, 0)
     machine.look(pool, PLENTY)
     machine.look(pool, PLENTY, 3.0)
     next(steps)
-    assert len(speculation.models["model"].read) == 0, "its cache is empty"
+    assert len(speculation.models["model"].text.held) == 0, "its cache is empty"
     assert AcceptanceRates(dict(speculation.rates)).rate("model", 0) == learned
