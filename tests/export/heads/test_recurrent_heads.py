@@ -142,7 +142,6 @@ def test_a_parallel_head_drafts_in_one_pass_over_prefill_rejection_and_going_on(
         text = append(text, [*drafted[:num_accepted], 9])
 
 
-@pytest.mark.slow
 def test_a_parallel_head_drafts_anew_once_it_may_read_more(target: Path, tmp_path: Path) -> None:
     drafting = Drafting(PARALLEL[0], target, tmp_path)
     head, text = drafting.open(), np.arange(20, 60, dtype=np.int32)
@@ -153,6 +152,7 @@ def test_a_parallel_head_drafts_anew_once_it_may_read_more(target: Path, tmp_pat
     assert drafting.differences(text, head.logits(text, 1)) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", PARALLEL[:1], ids=["speculators"])
 def test_rows_of_a_parallel_head_are_equal_to_the_bit_however_a_text_is_cut(
     made: MadeHead, target: Path, tmp_path: Path
