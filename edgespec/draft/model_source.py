@@ -48,6 +48,7 @@ class ModelSource:
     clock: Clock
     has_trees: bool = False  # the target verifies trees in one pass
     _num_rounds: int = 0
+    _num_runs: int = 0  # rounds that verified a draft of it
     _trial: int = 0  # tokens of the trial that is going on
     _is_run: bool = False  # in the last round
     _num_idle: int = 0  # rounds since it paid
@@ -111,15 +112,15 @@ class ModelSource:
         self._is_expected = True
         return can_draft
 
-    def _next_reading(self, tokens: TokenIds, acceptance: float, num_rounds: int) -> Reading:
-        """What it reads before its next draft, the chance of whose first token is given, after so many rounds."""
+    def _next_reading(self, tokens: TokenIds, acceptance: float) -> Reading:
+        """What it reads before its next draft, the chance of whose first token is given."""
         if not self._is_expected:  # of tokens whose states passes leave out it reads none
             return Reading(1, 1)
         if self.drafter.can.run_ahead:
             num_unread = self.stats.text.num_unread(tokens)
             return Reading(num_unread, num_unread)
         cost = partial(self.stats.costs.steps, 0)
-        return self.stats.text.next(tokens, cost, acceptance, num_rounds)
+        return self.stats.text.next(tokens, cost, acceptance, self._num_runs)
 
     def _rounds_to_share(self, request: DraftRequest) -> int:
         """Over how many rounds the cost of reading is shared out: those that were, or the fewer that are left."""
@@ -131,7 +132,7 @@ class ModelSource:
         step_s, step = self.costs.pass_s(1), self.stats.costs.step
         num_rounds = self._rounds_to_share(request)
         chain = self._own.chain(request.num_tokens)
-        num_due = self._next_reading(tokens, chain[0], num_rounds).num_due
+        num_due = self._next_reading(tokens, chain[0]).num_due
         reading = self.stats.costs.steps(0, num_due) / num_rounds + self.stats.weighing
         times_s = self.costs.pass_times_s(request.num_tokens + 1)
         for length in range(1, len(times_s)):
@@ -151,7 +152,7 @@ class ModelSource:
         if self.stats.budget.saved < self._trial_cost:
             return None
         (acceptance,) = self._own.chain(1)
-        num_read = self._next_reading(tokens, acceptance, self._num_rounds).num_tokens
+        num_read = self._next_reading(tokens, acceptance).num_tokens
         taken = self.stats.costs.steps(1, num_read) + self.costs.ratio(2)
         lost = taken - (1 + acceptance) / best.rate / self.costs.step_s
         rarity = min(max(1.0, self.stats.num_vain / _PATIENCE), _RAREST)
@@ -189,7 +190,7 @@ class ModelSource:
                 tokens, self._ahead.request(request, option.num_tokens, option.timeout_s), sampler
             )
             return Drafted(draft, (draft if len(draft.tokens) else option.offer,))
-        self._reading = self._next_reading(tokens, self._own.chain(1)[0], self._rounds_to_share(request))
+        self._reading = self._next_reading(tokens, self._own.chain(1)[0])
         row_s = (self.costs.pass_s(4) - self.costs.pass_s(2)) / 2  # where 3 and 4 are one pass, half of it
         # What a step drafts costs no more for being longer.
         step = self.stats.costs.step if self.stats.tokens_per_step == 1 else 0.0
@@ -236,6 +237,7 @@ class ModelSource:
         num_accepted = min(reusable_prefix(draft.tokens, emitted, 0), len(emitted) - 1)
         is_run = num_draft > 0 and round.draft.source == self.drafter.name
         if is_run:
+            self._num_runs += 1
             if not round.is_ahead:  # a lane that is ahead may have begun before it was asked
                 num_steps, num_read = self.stats.steps_of(round.draft), self._reading.num_tokens
                 self.stats.costs.observe(num_steps, num_read, round.draft_s / self.costs.pass_s(1))

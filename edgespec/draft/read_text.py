@@ -1,6 +1,6 @@
 """What a drafter model has read of a text, and how much of it the next draft reads first.
 
-A drafting head may begin anywhere in a text. Of a long one it reads the end alone, until the rounds of the answer
+A drafting head may begin anywhere in a text. Of a long one it reads the end alone, until the drafts of the answer
 have paid for the rest.
 """
 
@@ -67,8 +67,8 @@ class ReadText:
         num_new = self._num_new(tokens)
         return num_new if self.max_unread is None else min(num_new, self.max_unread)
 
-    def next(self, tokens: TokenIds, cost: Callable[[int], float], acceptance: float, num_rounds: int) -> Reading:
-        """What the next draft reads, in an answer of so many rounds.
+    def next(self, tokens: TokenIds, cost: Callable[[int], float], acceptance: float, num_drafts: int) -> Reading:
+        """What the next draft reads, in an answer that has had so many of this drafter.
 
         Args:
             cost: Of reading so many tokens, in steps of the target.
@@ -83,7 +83,7 @@ class ReadText:
             return Reading(whole, whole)
         end = min(num_unread, _END)
         # The rest is paid for by what it adds, as one buys once rent has cost as much.
-        if cost(whole) <= _SHARE_OF_REST * acceptance * num_rounds:
+        if cost(whole) <= _SHARE_OF_REST * acceptance * num_drafts:
             return Reading(whole, end)
         return Reading(end, end, _END)
 
