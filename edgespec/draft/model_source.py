@@ -122,15 +122,12 @@ class ModelSource:
         cost = partial(self.stats.costs.steps, 0)
         return self.stats.text.next(tokens, cost, acceptance, self._num_runs)
 
-    def _rounds_to_share(self, request: DraftRequest) -> int:
-        """Over how many rounds the cost of reading is shared out: those that were, or the fewer that are left."""
-        num_rounds = max(1, self._num_rounds)
-        return num_rounds if request.num_tokens == MAX_DRAFT_TOKENS else min(num_rounds, request.num_tokens)
-
     def _weigh(self, tokens: TokenIds, request: DraftRequest) -> Promise:
         """The draft that would be best before this pass."""
         step_s, step = self.costs.pass_s(1), self.stats.costs.step
-        num_rounds = self._rounds_to_share(request)
+        num_rounds = max(1, self._num_rounds)
+        if request.num_tokens < MAX_DRAFT_TOKENS:  # all that are left of the answer
+            num_rounds = min(num_rounds, request.num_tokens)
         chain = self._own.chain(request.num_tokens)
         num_due = self._next_reading(tokens, chain[0]).num_due
         reading = self.stats.costs.steps(0, num_due) / num_rounds + self.stats.weighing
