@@ -38,7 +38,8 @@ class ModelSource:
     It is tried for one token as often as its budget for trials allows, and for one token more as long as all are
     accepted; the more trials led nowhere, the more rarely. While it does not pay it rests, and takes no time. What
     it must read of the text before it can draft is shared out over as many rounds as the answer has had, as one
-    rents until renting has cost what buying costs. Of a long text a head reads the end alone until then.
+    rents until renting has cost what buying costs. Of a long text a head reads the end alone until its
+    drafts have paid for the rest.
     """
 
     drafter: Drafter

@@ -9,21 +9,21 @@ from edgespec.types import TokenIds
 TEXT = np.arange(20_000, dtype=np.int32)
 
 
-def following(text: ReadText, tokens: TokenIds, num_rounds: int) -> Reading:
-    return text.next(tokens, lambda num_tokens: 0.005 * num_tokens, 0.5, num_rounds)
+def following(text: ReadText, tokens: TokenIds, num_drafts: int) -> Reading:
+    return text.next(tokens, lambda num_tokens: 0.005 * num_tokens, 0.5, num_drafts)
 
 
 @pytest.mark.parametrize("size", [900, 8300, 20_000])
 def test_of_a_long_text_the_end_is_read_and_later_the_rest(size: int) -> None:
-    text, read = ReadText(max_unread=4096), following
-    assert read(text, TEXT[:size], 1) == Reading(64, 64, 64)
+    text = ReadText(max_unread=4096)
+    assert following(text, TEXT[:size], 1) == Reading(64, 64, 64)
     text.observe(TEXT[:size], Reading(64, 64, 64))
     text.hold(TEXT[:size])
-    assert read(text, TEXT[: size - 8], 20) == Reading(1, 1, 64), "a draft went on behind it"
-    whole = read(text, TEXT[:size], 1000)
+    assert following(text, TEXT[: size - 8], 20) == Reading(1, 1, 64), "a draft went on behind it"
+    whole = following(text, TEXT[:size], 1000)
     assert whole == Reading(min(size, 4096), 1)
     text.observe(TEXT[:size], whole)
-    assert read(text, TEXT[:size], 1) == Reading(1, 1)
+    assert following(text, TEXT[:size], 1) == Reading(1, 1)
 
 
 def test_a_text_that_ends_in_what_was_skipped_is_unread() -> None:
