@@ -94,11 +94,14 @@ class ModelDrafter(Drafter):
         reached, chain = 1.0, NO_DRAFT
         with closing(self.guesses(tokens, request, sampler)) as guesses:
             for guess in guesses:
-                chain = chain.grown(step_of([guess], [len(chain.tokens) - 1]))
                 reached *= guess.probability
+                chain = chain.grown(step_of([guess], [len(chain.tokens) - 1], [reached]))
                 if reached < min_probability or request.cancel.is_set():
                     break
-        return self.chain_draft(chain, request)
+        draft = self.chain_draft(chain, request)
+        if not min_probability or request.with_distributions or self.respell:
+            return draft
+        return draft._replace(chances=chain.chances)
 
     def chain_draft(self, chain: Tree, request: DraftRequest) -> Tree:
         """A draft of the first request.num_tokens guesses of a chain."""

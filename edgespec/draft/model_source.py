@@ -6,7 +6,7 @@ from functools import partial
 from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
 from edgespec.decoding.decoder import reusable_prefix
 from edgespec.decoding.scheduler import Proposal
-from edgespec.decoding.tree import Worth
+from edgespec.decoding.tree import Tree, Worth
 from edgespec.draft.acceptance_rates import AcceptanceRates, position_bucket
 from edgespec.draft.ahead_schedule import AheadSchedule
 from edgespec.draft.costs import PassCosts
@@ -202,8 +202,8 @@ class ModelSource:
             max_unread=self._reading.limit,
         )
         if not option.is_tree:
-            draft = self.drafter.draft(tokens, chain, sampler)
-            return Drafted(draft, (draft,))
+            whole = self.drafter.draft(tokens, chain, sampler)
+            return Drafted(self._paying(whole, option), (whole._replace(chances=()),))
         # A drafter of blocks drafts chains, as long as its blocks pay in the mean.
         max_depth = request.num_tokens if self.stats.tokens_per_step == 1 else chain.num_tokens
         worth = self._tree_worth(option, max_depth, step * self.costs.pass_s(1))
@@ -217,6 +217,17 @@ class ModelSource:
         gain.observe(1 + sum(draft.chances), taken_s * option.rate / gain.ratio)
         # How often guesses come true by how sure the drafter was of them is judged of all, verified or not.
         return Drafted(draft, (draft.trunk(), whole._replace(source=nodes_key(self.drafter.name))))
+
+    def _paying(self, whole: Tree, option: Promise) -> Tree:
+        """The first tokens of a chain that pay for their rows.
+
+        A chain ends behind the token of which the drafter is not sure, which may need a much longer pass.
+        """
+        num_tokens = len(whole.tokens)
+        pass_times = [option.rate * each for each in self.costs.pass_times_s(num_tokens + 1)]
+        worth = Worth(accepted=(), step_times=(), pass_times=pass_times)
+        num_paying = worth.num_rows(whole.chances) if whole.chances else num_tokens
+        return whole.cut(num_paying)._replace(chances=(), steps=(1,) * num_tokens)
 
     def _tree_worth(self, option: Promise, max_depth: int, step_s: float) -> Worth:
         rows = range(1, MAX_BRANCHES + 1)

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from pass_times import CPU, GPU
 
+from edgespec.decoding.decoder import EVEN_WIDTHS
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.tree import Tree
-from edgespec.draft.acceptance_rates import AcceptanceRates
+from edgespec.draft.acceptance_rates import AcceptanceRates, position_bucket
 from edgespec.draft.costs import ContextCosts, PassCosts
 from edgespec.draft.draft_model import DraftCosts, DraftModelStats
 from edgespec.draft.drafter import Drafter, DrafterCan, DraftRequest
@@ -64,6 +65,26 @@ class Guesser(Drafter):
         pass
 
 
+class Doubting(Guesser):
+    """Is sure of most tokens, by its chance; a draft ends behind another one, which is right half of the time.
+
+    tells: It says how sure it is.
+    """
+
+    tells = True
+
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
+        right = self._truth[len(tokens) :][: request.num_tokens]
+        chances = np.where(self._rng.random(len(right)) < self.chance, 0.98, 0.5)
+        is_right = self._rng.random(len(right)) < chances
+        reached = np.cumprod(chances)
+        length = min(int(np.sum(reached >= request.min_probability)) + 1, len(right))
+        self.clock.now += length * self._ms / 1e3
+        ids = np.where(is_right, right, right + 1).astype(np.int32)[:length]
+        told = tuple(reached[:length].tolist()) if self.tells and request.min_probability else ()
+        return Tree(ids, tuple(map(position_bucket, range(length))), source=self.name, chances=told)
+
+
 @pytest.fixture
 def clock() -> VirtualClock:
     return VirtualClock()
@@ -97,9 +118,22 @@ slow = pytest.mark.slow
 MODEL = DraftCosts(4 / 22, 0.0)
 
 
-def policy_of(*drafters: Guesser, known: DraftCosts = MODEL) -> MeasuredPolicy:
+def policy_of(*drafters: Guesser, known: DraftCosts = MODEL, costs: PassCosts | None = None) -> MeasuredPolicy:
     paid = {drafter.name: DraftModelStats(replace(known)) for drafter in drafters if not drafter.can.is_free}
-    return MeasuredPolicy(drafters, PassCosts(), AcceptanceRates(), paid, clock=drafters[0].clock)
+    return MeasuredPolicy(drafters, costs or PassCosts(), AcceptanceRates(), paid, clock=drafters[0].clock)
+
+
+def test_a_draft_is_cut_before_a_doubtful_token_that_needs_a_longer_pass() -> None:
+    found = {}
+    for tells in (True, False):
+        clock = VirtualClock()
+        drafter = Doubting(TRUTH, 0.8, ms=5.0, clock=clock)
+        drafter.tells = tells
+        costs = PassCosts({1: 1.0, 2: 1.0, 4: 1.6, 6: 2.2, 8: 2.8}, widths=EVEN_WIDTHS)
+        policy = policy_of(drafter, costs=costs)
+        padded = {width: 100 * (1.0 + 0.3 * ((width + 1) // 2 * 2 - 2)) for width in range(1, 32)}
+        found[tells] = speed(policy, padded, clock)
+    assert found[True] > 1.03 * found[False]
 
 
 @pytest.mark.parametrize(
