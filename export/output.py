@@ -26,7 +26,7 @@ from edgespec.system.disk import (
 from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import LoadProgress, ReportProgress
 from edgespec.system.signals import clean_up_on_signals, defer_signals
-from edgespec.text.tokenizer_check import remember_harmless
+from edgespec.text.tokenizer import remember_harmless
 from edgespec.types import Report
 
 RESERVE_BYTES = 64 << 20

@@ -26,8 +26,7 @@ from edgespec.setup.head_target import require_agreement
 from edgespec.setup.pair import DRAFTER, TARGET, PairCheck, forms_of, is_pair, write_pair
 from edgespec.setup.snapshot import LocalSource
 from edgespec.system.split_files import source_name, whole_name
-from edgespec.text.tokenizer import Tokenizer
-from edgespec.text.tokenizer_check import remember_harmless
+from edgespec.text.tokenizer import Tokenizer, remember_harmless
 from edgespec.types import Report
 
 

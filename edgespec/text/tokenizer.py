@@ -1,24 +1,32 @@
 """Text to token ids and back, whole and as a stream.
 
 Text never becomes a special token: only a chat template, or a caller who asks for it, places those.
+
+A tokenizer that comes with a model is tried once, in a process that can be ended, before this one reads it. Its
+rules may grow a text, never end or panic, and what they do is not seen from how they are written. That a file was
+tried is recorded in the model home, by its content.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer as _Tokenizer
 
-from edgespec.errors import ManifestError, MemoryExhausted, ModelError
+from edgespec.config.config_file import default_home
+from edgespec.errors import ManifestError, MemoryExhausted, ModelError, UsageError
+from edgespec.system.line_process import WorkEnded, ask_once
 from edgespec.system.text_files import decode_text, read_plain
 from edgespec.system.threads import NO_THREAD
+from edgespec.system.typed_json import RecordFile
 from edgespec.text.special_tokens import special_pattern
-from edgespec.text.tokenizer_check import require_harmless
 from edgespec.tools import channels
 from edgespec.types import TokenIds
 
@@ -32,6 +40,11 @@ _MAX_BYTES = 64 << 20
 _MANY_TOKENS = 4096  # take a millisecond to decode
 # Characters that are counted at a time, and the most tokens that a cut between two slices adds.
 _SLICE, _JOINED_TOKENS = 1 << 16, 64
+_PROBE = Path(__file__).with_name("tokenizer_probe.py")
+_TRIED, _MOST_TRIED = "tokenizers.json", 500  # the file of those that were tried, and how many it keeps
+# Of a trial, and for each byte of the file: real ones take 0.2 s and 25 MB for each MB.
+_TRIAL_S, _S_EACH = 5.0, 1e-6
+_TRIAL_BYTES, _BYTES_EACH = 512 << 20, 25
 
 
 def vocabulary_sha256(tokenizer: _Tokenizer) -> str:
@@ -47,11 +60,55 @@ def open_tokenizer(path: Path, kind: type[ModelError], advice: str) -> _Tokenize
     """
     with translate_errors(path, kind, advice):
         text = decode_text(data := read_plain(path, _MAX_BYTES))
-        require_harmless(path, data, kind, advice)
+        _require_harmless(path, data, kind, advice)
         tokenizer = _Tokenizer.from_str(text)
         tokenizer.no_padding()
         tokenizer.no_truncation()
     return tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriedTokenizer:
+    """library: The version of tokenizers that it was tried with."""
+
+    library: str
+
+
+def _require_harmless(path: Path, data: bytes, kind: type[ModelError], advice: str) -> None:
+    """Raises an error of the given kind, ending in advice: The tokenizer at path, whose content is data, harms."""
+    key, library = hashlib.sha256(data).hexdigest(), version("tokenizers")
+    records = _records()
+    if records is not None and (known := records.read().get(key)) and known.library == library:
+        return
+    if said := _try(path, len(data)):
+        raise kind(f"{path} is not a usable tokenizer ({said}); {advice}")
+    remember_harmless(data)
+
+
+def remember_harmless(data: bytes) -> None:
+    """Record a tokenizer that was made of one that was tried, or by rules of edgespec."""
+    if (records := _records()) is not None:
+        with suppress(OSError):  # a home that may not be written: it is tried again the next time
+            records.path.parent.mkdir(parents=True, exist_ok=True)
+            records.write(hashlib.sha256(data).hexdigest(), TriedTokenizer(library=version("tokenizers")))
+
+
+def _records() -> RecordFile[TriedTokenizer] | None:
+    with suppress(UsageError):  # the configuration, which others complain of, names no home
+        path = default_home() / _TRIED
+        return RecordFile(path, dict[str, TriedTokenizer], "tried", version=1, most=_MOST_TRIED)
+    return None
+
+
+def _try(path: Path, num_bytes: int) -> str:
+    """The fault of a tokenizer in words; empty for one that can be used."""
+    most_s, most_bytes = _TRIAL_S + _S_EACH * num_bytes, _TRIAL_BYTES + _BYTES_EACH * num_bytes
+    try:
+        return ask_once([str(_PROBE), str(path.absolute())], b"\n", most_s, most_bytes).decode().strip()
+    except OSError as error:
+        raise ModelError(f"cannot start Python to try the tokenizer ({error})") from None
+    except WorkEnded as ended:
+        return str(ended)
 
 
 @contextmanager

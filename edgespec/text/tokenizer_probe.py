@@ -1,4 +1,4 @@
-"""Try a tokenizer that may be made to harm, in a process of its own: tokenizer_check.py ends it in time.
+"""Try a tokenizer that may be made to harm, in a process of its own: tokenizer.py ends it in time.
 
 It is given the path of the file. It reads a line and writes one: what is wrong with the tokenizer, or nothing. The
 words of the library say where a rule gives up or panics.

@@ -16,7 +16,7 @@ from psutil import Process
 
 from edgespec.errors import ManifestError, MemoryExhausted
 from edgespec.export.vocabulary import vocabulary_from_gguf
-from edgespec.text import tokenizer_check
+from edgespec.text import tokenizer as tokenizer_module
 from edgespec.text.tokenizer import TextStream, Tokenizer, translate_errors
 
 METADATA = {
@@ -85,8 +85,8 @@ def test_tokenizers_made_to_harm_are_ended_in_a_process_of_their_own(
 ) -> None:
     changes, words = HOSTILE[kind]
     # Another fault than time is found within a second, with the start of the process, on an idle machine alone.
-    monkeypatch.setattr(tokenizer_check, "_MAX_S", 1.0 if "does not finish" in words else 60.0)
-    monkeypatch.setattr(tokenizer_check, "_MAX_BYTES", 200 << 20)
+    monkeypatch.setattr(tokenizer_module, "_TRIAL_S", 1.0 if "does not finish" in words else 60.0)
+    monkeypatch.setattr(tokenizer_module, "_TRIAL_BYTES", 200 << 20)
     path = edited(tmp_path / "tokenizer.json", **changes)
     resident, started = Process().memory_info().rss, process_time()
     with pytest.raises(ManifestError, match=words):
@@ -114,7 +114,7 @@ def test_unigram_makes_no_special_tokens_of_text_either(tmp_path: Path) -> None:
 def test_a_tokenizer_is_tried_once_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
     tried: list[Path] = []
-    monkeypatch.setattr(tokenizer_check, "_try", lambda path, size: tried.append(path) or "")
+    monkeypatch.setattr(tokenizer_module, "_try", lambda path, size: tried.append(path) or "")
     path, other = edited(tmp_path / "tokenizer.json"), edited(tmp_path / "other.json", decoder=None)
     copy = tmp_path / "copy.json"
     copy.write_bytes(path.read_bytes())
@@ -124,7 +124,7 @@ def test_a_tokenizer_is_tried_once_by_its_content(tmp_path: Path, monkeypatch: p
     (tmp_path / "home" / "tokenizers.json").write_text("no JSON")
     Tokenizer(path)
     assert tried == [path, other, path]
-    monkeypatch.setattr(tokenizer_check, "_try", lambda path, size: "it is bad")
+    monkeypatch.setattr(tokenizer_module, "_try", lambda path, size: "it is bad")
     with pytest.raises(ManifestError, match=r"not a usable tokenizer \(it is bad\); export the model again"):
         Tokenizer(edited(tmp_path / "tokenizer.json", normalizer={"type": "NFD"}))
 
@@ -137,7 +137,7 @@ def test_characters_that_rules_name_are_tried(tmp_path: Path) -> None:
 
 
 def test_a_failure_of_the_library_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer_check, "_try", lambda path, size: "")
+    monkeypatch.setattr(tokenizer_module, "_try", lambda path, size: "")
     tokenizer = Tokenizer(edited(tmp_path / "tokenizer.json", pre_tokenizer=split("(b+)+$")))
     with pytest.raises(ManifestError, match="retry-limit"):
         tokenizer.encode("b" * 40 + "c")
