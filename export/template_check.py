@@ -10,9 +10,8 @@ from tokenizers import Tokenizer
 
 from edgespec.errors import ConversationError, ModelError
 from edgespec.export.vocabulary import Vocabulary
-from edgespec.text.chat_template import CallMessage, Message, ResultMessage, Turn, names_for
+from edgespec.text.chat_template import CallMessage, Message, ResultMessage, TemplateProcess, Turn, names_for
 from edgespec.text.prompt_encoder import find_thinking_switch
-from edgespec.text.template_process import TemplateProcess
 from edgespec.tools.tool import Tool, ToolCall
 from edgespec.tools.tool_template import Render, ToolTemplate, fit_messages, probe_template
 from edgespec.types import Report

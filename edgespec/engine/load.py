@@ -45,8 +45,8 @@ from edgespec.setup.usage import UsageCounter, UsageFile
 from edgespec.setup.wish import AcceptanceName, Wish
 from edgespec.system.arguments import explains_arguments
 from edgespec.system.progress import TERMINAL, LoadProgress, silent
+from edgespec.text.chat_template import TemplateProcess
 from edgespec.text.prompt_encoder import PromptEncoder
-from edgespec.text.template_process import TemplateProcess
 from edgespec.types import Report
 
 _ACCEPTANCES: dict[AcceptanceName, Acceptance] = {"equality": equality, "rejection": rejection}

@@ -1,17 +1,22 @@
 """The messages of a conversation, and the tokens that a model was trained on for them.
 
-Special tokens that a message spells stay text.
+Special tokens that a message spells stay text. A chat template comes with a model: template_sandbox.py decides
+what it may touch, and the process that renders it is ended if that takes too long or too much memory.
 """
 
 import hashlib
 import json
 import reprlib
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, takewhile
 from pathlib import Path
+from threading import RLock
 from typing import Any, NamedTuple, get_args
 
-from edgespec.errors import ConversationError, ManifestError, UsageError
+from edgespec.errors import ConversationError, ManifestError, ModelError, UsageError
+from edgespec.system.line_process import LineProcess, WorkEnded, ask_bounded, dispose, start_python
+from edgespec.system.printable import one_line
 from edgespec.system.text_files import decode_text, read_plain
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.tools.notations import WrittenCall, describe_tools, write_calls
@@ -23,6 +28,12 @@ ROLES = get_args(Role)
 _MAX_BYTES = 16 << 20
 _NAMED = 400  # characters of ids that a message names
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of short ids of calls
+_RENDER_S, _RENDER_BYTES = 10.0, 400 << 20
+_BYTES_PER_CHARACTER = 40  # of the request; its escapes and copies take some 20
+_MAX_WORDS = 300  # characters of what a template says
+_MAX_ROLES = 8  # of messages, that are named
+_SANDBOX = Path(__file__).with_name("template_sandbox.py")
+_REFUSED = "the chat template of this model does not take the conversation"
 
 
 class Message(NamedTuple):
@@ -110,6 +121,65 @@ def read_template(path: Path) -> str:
         return decode_text(read_plain(path, _MAX_BYTES))
     except (OSError, ValueError) as error:
         raise ManifestError(f"{path} cannot be read ({error}); export the model again") from None
+
+
+class TemplateProcess:
+    """A process that renders templates; it starts with start(), or with the first rendering."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+        self._process: LineProcess | None = None
+
+    def start(self) -> LineProcess:
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                try:
+                    self._process = start_python(str(_SANDBOX))
+                except OSError as error:
+                    raise ModelError(f"cannot start Python to render the chat template ({error})") from None
+                self._end = weakref.finalize(self, dispose, self._process)
+            return self._process
+
+    def close(self) -> None:
+        """End the process; a later rendering starts another."""
+        if self._process is not None:
+            self._end()
+            self._process = None
+
+    def render(self, template: str, **names: Any) -> str:
+        """Render a template with these names, whose values JSON can hold.
+
+        Raises:
+            ConversationError: The template refuses the conversation.
+            ModelError: The template is broken, does what the sandbox forbids, or takes more than 10 s or some
+                400 MB.
+        """
+        request = json.dumps({"template": template, "names": names}).encode() + b"\n"
+        with self._lock:
+            try:
+                most_bytes = _RENDER_BYTES + _BYTES_PER_CHARACTER * len(request)
+                answer = json.loads(ask_bounded(self.start(), request, _RENDER_S, most_bytes))
+            except BaseException as error:  # its late answer would be taken for the next request's
+                self.close()
+                if isinstance(error, WorkEnded):
+                    raise ModelError(f"{_REFUSED}: {error}") from None
+                raise
+        if "refusal" in answer:
+            said, roles = one_line(answer["refusal"], _MAX_WORDS), _roles(names.get("messages", ()))
+            raise ConversationError(
+                f"the chat template of this model refuses the conversation: {said} (the roles of its messages are "
+                f"{roles}); send messages that the template takes"
+            )
+        if "error" in answer:
+            raise ModelError(f"{_REFUSED}: {answer['error']}")
+        return str(answer["text"])
+
+
+def _roles(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The roles of messages in their order, the first of them."""
+    shown = [one_line(str(each.get("role")), 20) for each in messages[:_MAX_ROLES]]
+    num_more = len(messages) - len(shown)
+    return ", ".join([*shown, *([f"and {num_more} more"] if num_more else [])]) or "none"
 
 
 def encode_chat(

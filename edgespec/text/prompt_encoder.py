@@ -20,12 +20,12 @@ from edgespec.text.chat_template import (
     CallMessage,
     Message,
     ResultMessage,
+    TemplateProcess,
     Turn,
     encode_chat,
     parse_calls,
     require_answerable,
 )
-from edgespec.text.template_process import TemplateProcess
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.tools.tool import Tool, is_too_deep
 from edgespec.tools.tool_template import Render, ToolTemplate, fit_messages, probe_template

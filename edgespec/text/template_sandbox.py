@@ -1,7 +1,7 @@
 """Render a model's Jinja template: text that comes with a model and may be hostile.
 
 Jinja's immutable sandbox keeps it from Python's objects; the operators and methods that make huge values most
-easily are bounded or forbidden. Loops and values that grow step by step remain: so template_process runs this file
+easily are bounded or forbidden. Loops and values that grow step by step remain: so chat_template.py runs this file
 as a process of its own, and ends it in time. It imports nothing of edgespec.
 
 For each rendering it reads and writes one line of JSON: {"template": …, "names": {…}} in, and {"text": …},

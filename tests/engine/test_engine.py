@@ -36,8 +36,8 @@ from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest, write_manifest
 from edgespec.runtimes.devices import find_device, machine_key
 from edgespec.setup.profile import LearnedStats, write_learned_stats
+from edgespec.text.chat_template import TemplateProcess
 from edgespec.text.prompt_encoder import PromptEncoder
-from edgespec.text.template_process import TemplateProcess
 from edgespec.text.tokenizer import Tokenizer
 
 slow = pytest.mark.slow

@@ -20,7 +20,7 @@ from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.system.file_hashes import file_record, verify_files
-from edgespec.text.template_process import TemplateProcess
+from edgespec.text.chat_template import TemplateProcess
 
 TOKENS = np.random.default_rng(1).integers(0, tiny.VOCAB, 40).astype(np.int32)
 

@@ -89,7 +89,7 @@ def hang(graph, device, content=None, *, cancel, **options):
 session.load_graph = hang
 """,
     "template": """
-import edgespec.text.template_process as template
+import edgespec.text.chat_template as template
 def hang(*arguments):
     print("busy", flush=True)
     for _ in range(6000): time.sleep(0.01)

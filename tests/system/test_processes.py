@@ -34,7 +34,7 @@ def test_a_parent_that_has_ended_is_noticed(monkeypatch: pytest.MonkeyPatch, pla
 
 FORKED = """
 import os, sys
-from edgespec.text.template_process import TemplateProcess
+from edgespec.text.chat_template import TemplateProcess
 
 renderer = TemplateProcess()
 renderer.render("{{ x }}", x=1)

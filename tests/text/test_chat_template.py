@@ -12,10 +12,9 @@ from jinja2.exceptions import SecurityError
 
 from edgespec.errors import ConversationError, ModelError
 from edgespec.manifest import read_manifest
-from edgespec.text import template_process
-from edgespec.text.chat_template import CallMessage, Message, ResultMessage, encode_chat
+from edgespec.text import chat_template
+from edgespec.text.chat_template import CallMessage, Message, ResultMessage, TemplateProcess, encode_chat
 from edgespec.text.prompt_encoder import PromptEncoder
-from edgespec.text.template_process import TemplateProcess
 from edgespec.text.template_sandbox import render
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.tools.tool import ToolCall
@@ -156,11 +155,11 @@ GROWTH = "{% set ns = namespace(s='a') %}{% for i in range(60) %}{% set ns.s = n
 def test_template_that_never_ends_or_fills_the_memory_is_stopped(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template_process, "_MAX_S", 0.5)
+    monkeypatch.setattr(chat_template, "_RENDER_S", 0.5)
     with pytest.raises(ModelError, match="does not finish"):
         encode(tokenizer, Message("user", "hi"), template=LOOP)
-    monkeypatch.setattr(template_process, "_MAX_S", 30)
-    monkeypatch.setattr(template_process, "_MAX_BYTES", 100 << 20)
+    monkeypatch.setattr(chat_template, "_RENDER_S", 30)
+    monkeypatch.setattr(chat_template, "_RENDER_BYTES", 100 << 20)
     with pytest.raises(ModelError, match="takes more than"):
         encode(tokenizer, Message("user", "hi"), template=GROWTH)
     assert encode(tokenizer, Message("user", "hi"))  # by another process
@@ -189,7 +188,7 @@ def test_long_messages_are_rendered_whole(tokenizer: Tokenizer) -> None:
 def test_process_ends_with_a_parent_that_was_killed() -> None:
     program = (
         "import sys; from threading import Thread;"
-        "from edgespec.text.template_process import TemplateProcess;"
+        "from edgespec.text.chat_template import TemplateProcess;"
         "process = TemplateProcess(); pid = process.start().pid;"
         "Thread(target=process.render, args=(sys.argv[1],), daemon=True).start();"
         "print(pid, flush=True); sys.stdin.read()"

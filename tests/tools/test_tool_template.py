@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from edgespec.errors import ConversationError, ModelError
-from edgespec.text.chat_template import CallMessage, Message, ResultMessage, names_for
-from edgespec.text.template_process import TemplateProcess
+from edgespec.text.chat_template import CallMessage, Message, ResultMessage, TemplateProcess, names_for
 from edgespec.tools.tool import ToolCall, parse_tools
 from edgespec.tools.tool_template import ToolTemplate, fit_messages, probe_template
 
