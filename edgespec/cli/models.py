@@ -1,6 +1,7 @@
 """The command that manages models: models list, pull, show, rename, verify, remove, prune and so on."""
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -15,12 +16,13 @@ from edgespec.cli.parser import CommandParser
 from edgespec.cli.table import table
 from edgespec.system.command_line import quote
 from edgespec.system.console import info
-from edgespec.system.printable import printable
+from edgespec.system.printable import one_line, printable
 from edgespec.system.tables import read_table
 from edgespec.system.terminal import terminal_width
 from edgespec.system.units import format_bytes
 
 _LONG_S = 1e9  # as far off as what is kept for good
+_WAIT_S, _MOST_BYTES = 3.0, 1 << 20  # of an answer of a server
 
 
 def add_models(parser: CommandParser) -> None:
@@ -161,13 +163,46 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def _loaded(options: argparse.Namespace) -> None:
-    from edgespec.cli.running import loaded_models
-
-    url, models = loaded_models(options.host, options.port, options.api_key)
+    url, models = _loaded_models(options.host, options.port, options.api_key)
     head = ["LOADED", "MEMORY", "DEVICE", "CONTEXT", "CLOSES"]
     lines = table(None, [], head, *map(_loaded_row, models))
     document = {"url": url, "loaded": [each["name"].removesuffix(":latest") for each in models], "models": models}
     print_result(options, document, *(lines if models else [f"the server at {url} has loaded no model"]))
+
+
+def _loaded_models(host: str, port: int, key: str | None) -> tuple[str, list[dict[str, Any]]]:
+    """The address of a server, and the models that it has loaded, as ollama's API tells of them.
+
+    Raises EdgeSpecError: No server answers there, or it refuses the key, or no header can hold that.
+    """
+    from http.client import HTTPException  # what no other command needs
+    from urllib.error import HTTPError, URLError
+    from urllib.request import Request, urlopen
+
+    if key and not (key.isascii() and key.isprintable()):
+        raise UsageError(
+            "--api-key or EDGESPEC_API_KEY has a character that an HTTP header cannot contain; give the key of "
+            "the server"
+        )
+    name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host).strip("[]")
+    url = f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        with urlopen(Request(f"{url}/api/ps", headers=headers), timeout=_WAIT_S) as answer:
+            found = list(json.loads(answer.read(_MOST_BYTES))["models"])
+        if not all("device" in each for each in found):
+            raise ValueError("another program does, such as ollama")
+        return url, found
+    except (URLError, OSError, HTTPException, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, HTTPError) and error.code == 401:
+            wrong = "refuses the API key" if key else "wants a key"
+            raise EdgeSpecError(f"the server at {url} {wrong}; give the key in EDGESPEC_API_KEY") from None
+        why = getattr(error, "reason", error)
+        why = one_line(str(getattr(why, "strerror", None) or why))
+        raise EdgeSpecError(
+            f"no server of edgespec answers at {url} ({why}); start one with: edgespec serve, or give the port of "
+            "one that runs with --port"
+        ) from None
 
 
 def _loaded_row(model: dict[str, Any]) -> list[str]:
