@@ -9,7 +9,7 @@ from edgespec.manifest import Manifest
 from edgespec.runtimes.block_head import BlockHead
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.head_parts import HeadDecoder, HeadFolder
-from edgespec.runtimes.parallel_head import ParallelHead
+from edgespec.runtimes.parallel import ParallelHead
 from edgespec.runtimes.recurrent_head import RecurrentHead
 from edgespec.runtimes.session import SessionOptions
 from edgespec.runtimes.step_head import StepHead
