@@ -126,12 +126,17 @@ def _run_self_test(options: argparse.Namespace) -> tuple[dict[str, Any] | None, 
 
     if options.no_self_test:
         return None, 0
+    home, model = model_home(), _tested_model(options)
     try:
-        folder = edgespec.Inventory(model_home()).find(_tested_model(options))
+        folder = edgespec.Inventory(home).find(model)
     except ModelError:
-        if options.model is None:
-            return None, 0
-        raise
+        if options.model is not None:
+            raise
+        try:
+            home.presets.find(model)
+        except ModelError as error:  # it cannot be read
+            return {"model": model, "problem": in_flags(str(error))}, error.exit_code
+        return None, 0
     try:
         found = self_test(folder, options.threads)
     except EdgeSpecError as error:

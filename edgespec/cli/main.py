@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from io import TextIOWrapper
 
-from edgespec import EdgeSpecError, MemoryExhausted, UsageError, __version__, in_flags
+from edgespec import EdgeSpecError, MemoryExhausted, ModelError, UsageError, __version__, in_flags
 from edgespec.cli.arguments import attribute_name, stated_flags
 from edgespec.cli.bench import add_bench, add_score
 from edgespec.cli.chat import add_chat
@@ -208,7 +208,12 @@ def _preset_options(options: argparse.Namespace, settings: Mapping[str, Setting]
     name = stated.get("named_model") or stated.get("model")
     if "model" in settings and name == options.parser.get_default("model"):
         name = settings["model"].value
-    preset = PresetFolder(default_home()).find(str(name)) if name else None
+    try:
+        preset = PresetFolder(default_home()).find(str(name)) if name else None
+    except ModelError:
+        if options.command != "doctor":  # which reports it
+            raise
+        return ()
     return preset.options if preset else ()
 
 

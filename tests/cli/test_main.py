@@ -23,6 +23,7 @@ from scripted import scripted_engine
 
 from edgespec import load
 from edgespec.chat.plain import PlainPrinter
+from edgespec.cli.arguments import model_home
 from edgespec.cli.main import _keep_stdout_for_data, _prepare_streams, main
 from edgespec.config.drafter_names import TARGET, TEXT
 from edgespec.config.options import DEFAULT_MODEL
@@ -994,6 +995,11 @@ def test_doctor_tests_the_model_that_chat_would_open(
     assert f"self-test of {tiny_model}: " in run(capsys, "doctor")[1]
     monkeypatch.setenv("EDGESPEC_MODEL", "other")
     assert "self-test: skipped; other is not prepared" in run(capsys, "doctor")[1]
+    (model_home().presets.path / "other.toml").write_text("model =")
+    code, out, err = run(capsys, "doctor")
+    assert (code, err, "cores (" in out) == (3, "", True)
+    assert "self-test of other: " in out
+    assert "correct it, or remove it: edgespec preset rm other" in out
 
 
 def mistaken_run(run: Callable[[OnnxDecoder, Pass], Rows]) -> Callable[[OnnxDecoder, Pass], Rows]:
