@@ -154,7 +154,7 @@ class BlockHead(HeadDecoder, Cache):
                 return _Draft(tokens, logits, states)
 
     def _cut(self, start: int, stop: int) -> tuple[int, int]:
-        """Where a pass begins and ends: in deterministic mode it runs an even number of rows (row_proofs.py)."""
+        """Where a pass begins and ends: in deterministic mode it runs an even number of rows (pass_shapes.py)."""
         is_odd = (stop - start + self._passes.num_block) % 2
         if not self._is_deterministic or not is_odd:
             return start, stop

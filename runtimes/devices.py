@@ -3,7 +3,9 @@
 import importlib
 import importlib.metadata
 import os
+import platform
 import sys
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -14,6 +16,7 @@ from typing import Any
 import psutil
 
 from edgespec.errors import DeviceUnavailable
+from edgespec.manifest import Manifest
 from edgespec.memory.device_memory import Nvidia, read_nvidia_driver
 from edgespec.runtimes import cuda
 from edgespec.runtimes.device_names import (
@@ -28,7 +31,7 @@ from edgespec.runtimes.device_names import Device as Device
 from edgespec.runtimes.hardware import graphics_drivers
 from edgespec.runtimes.plugins import PLUGINS, Missing, list_devices, register_plugin
 from edgespec.system.signals import defer_signals
-from edgespec.system.system_info import physical_cores, processor_name
+from edgespec.system.system_info import cpuinfo_line, physical_cores, processor_name, read_l2_bytes
 
 # Distributions that all install the module onnxruntime, one over the other.
 _BUILDS = (
@@ -262,6 +265,20 @@ def nvidia_bytes(name: str) -> int | None:
 def device_key(device: Device) -> str:
     """All that speed depends on, apart from the model and the processor: the device, the hardware, its drivers."""
     return ", ".join([device.name, *hardware_and_drivers(device)])
+
+
+def kernels_key(manifest: Manifest, device: Device, num_threads: int | None) -> str:
+    """The graph, the device, ONNX Runtime, and what its kernels are chosen by."""
+    graph, listed = manifest.files.get(manifest.graph), cpuinfo_line("flags", "Features")
+    parts = [
+        f"{manifest.graph} {graph.sha256[:16] if graph else manifest.precision}",
+        f"{device.provider} {device_key(device)}",
+        f"onnxruntime {import_onnxruntime().__version__}",
+        f"{processor_name()} {platform.machine()} " + (f"{zlib.crc32(listed.encode()):08x}" if listed else ""),
+        f"L2 {read_l2_bytes()}",
+        f"{device.host_threads or num_threads or physical_cores()} threads of {os.cpu_count()}",
+    ]
+    return ", ".join(parts)
 
 
 def hardware_and_drivers(device: Device) -> tuple[str, ...]:

@@ -115,7 +115,7 @@ class Features:
         """Load the fuse graph, if there is one; raises as open_session does."""
         self._head, self._store = folder.head, folder.hidden_states
         self.skipped: TokenIds = np.zeros(0, np.int32)
-        self._is_even = options.get("deterministic", False)  # a single row has a kernel of its own (row_proofs.py)
+        self._is_even = options.get("deterministic", False)  # a single row has another kernel (pass_shapes.py)
         self._fuse = None
         if self._head.fuse_graph:
             self._fuse = HeadGraph(folder.path / self._head.fuse_graph, folder.device, **options)

@@ -69,7 +69,7 @@ class JoinedSession:
     """A session of a joined graph, run by one thread at a time."""
 
     def __init__(self, session: Any, manifest: Manifest, num_parts: int, *, is_exact: bool) -> None:
-        """Bind nothing yet; is_exact: rows are those of a pass alone, to the bit, by the rule in row_proofs.py."""
+        """Bind nothing yet; is_exact: rows are those of a pass alone, to the bit (pass_shapes.py)."""
         self._session, self._manifest, self.num_parts = session, manifest, num_parts
         kv, ort = manifest.kv_cache, import_onnxruntime()
         self._is_exact = is_exact

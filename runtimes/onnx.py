@@ -3,6 +3,7 @@
 The cache is a memo of the tokens that were run: a call keeps their longest common prefix and runs the rest.
 """
 
+import hashlib
 import logging
 from contextlib import AbstractContextManager
 from copy import copy
@@ -34,12 +35,11 @@ from edgespec.manifest import Manifest
 from edgespec.runtimes.device_checks import DeviceChecks, report_slow_check
 from edgespec.runtimes.device_rows import to_argmax
 from edgespec.runtimes.device_trial import DeviceTrial
-from edgespec.runtimes.devices import Device
+from edgespec.runtimes.devices import Device, kernels_key
 from edgespec.runtimes.kv_caches import SharedCache
-from edgespec.runtimes.pass_shapes import PaddedPass, PassShapes
+from edgespec.runtimes.pass_shapes import RULE_VERSION, PaddedPass, PassShapes, next_pass
 from edgespec.runtimes.passes import Passes
 from edgespec.runtimes.recurrent_states import RecurrentStates
-from edgespec.runtimes.row_proofs import next_pass, prefix_key
 from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
 from edgespec.system.cancel import Cancel
 from edgespec.types import Logits, TokenIds
@@ -55,7 +55,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
     """The model of a folder, as a function from tokens to logits; MemoryExhausted where a pass does not fit.
 
     In deterministic mode a row is equal to the bit however tokens are cut into passes: on the CPU provider they
-    keep to the rule in row_proofs.py, elsewhere to the widths in pass_shapes.py. It is proved on the machine.
+    keep to a rule, elsewhere to few widths (pass_shapes.py). It is proved on the machine.
     """
 
     num_fed = 0
@@ -91,7 +91,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
         self.has_argmax = False
         self._is_on_host = device.memory == "cpu"
         self._find_key = partial(
-            prefix_key, manifest, device, options.get("num_threads"), deterministic=self._deterministic
+            _prefix_key, manifest, device, options.get("num_threads"), deterministic=self._deterministic
         )
         cancel = options.get("cancel") or Cancel()
         if checks:
@@ -337,3 +337,15 @@ class OnnxDecoder(Decoder, Cache, Forks):
         DeviceTrial(self, self._passes, device, checks, is_exact=self._deterministic).run()
         self.hold(self._held[:0])
         self.num_fed = 0
+
+
+def _prefix_key(
+    manifest: Manifest, device: Device, num_threads: int | None = None, *, deterministic: bool = False
+) -> str | None:
+    """Equal for sessions that make the same keys and values of a text; None where nothing tells the weights."""
+    if not manifest.files:
+        return None
+    files = sorted((name, record.sha256) for name, record in manifest.files.items())
+    model = hashlib.sha256(repr(files).encode()).hexdigest()
+    mode = "deterministic" if deterministic else "fastest"
+    return f"{model[:32]}, {mode}, version {RULE_VERSION}, {kernels_key(manifest, device, num_threads)}, by token"

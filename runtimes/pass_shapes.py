@@ -1,4 +1,4 @@
-"""The widths to which passes of a device are padded, and their choice by what passes of each width take.
+"""How a text is cut into passes: the widths that pay on a device, and the rule of the CPU.
 
 On a GPU the first pass of each width takes 50 ms, and rows cost little or nothing (docs/log/devices.md). So passes
 have few widths, each of which runs once as the model is opened. Rows are then made by the same kernels whether a
@@ -7,9 +7,19 @@ pass verifies a draft or not.
 In deterministic mode there are two: one for passes that give rows, and a wider one for those that only read a
 prompt. Their keys and values may differ in the last bits. So which token is read in which of them follows from how
 long the prompt is, and from nothing else: neither from drafts nor from what the cache held before.
+
+On the CPU a rule keeps rows equal to the bit in that mode. Two kernels of ONNX Runtime decide on it (MLAS,
+measured in docs/log/exactness.md):
+
+- A product with weights, and one of attention's, gives a single row to another kernel. So passes are of even
+  width.
+- Attention multiplies queries and keys in sums of up to 128 channels, or of more where it sees few positions: 256
+  up to 64 positions, 512 up to 32, 1,024 up to 16. So heads of more than 128 channels have positions that no pass
+  crosses. Flash attention counts these positions anew in each tile of the cache, whose length follows from the
+  size of the L2 cache. Without flash attention they are counted once, from the start of the text.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from math import ceil
 from typing import NamedTuple
 
@@ -22,6 +32,9 @@ _FREE = 1.06  # a wider pass that takes no longer than this many times the narro
 _SLOW_S = 0.25  # no GPU: padding costs what it computes
 _SAME = (4, 64)  # where all passes that give rows have one width: at least and at most
 _PROMPTS = (50, 200, 500, 1000, 1500)  # tokens, for which a width that reads prompts is chosen
+RULE_VERSION = 1  # raised when passes of deterministic mode or their proof change
+# Up to so many positions a sum has the second number of channels; with more positions half of them.
+_SUMS = ((16, 1024), (32, 512), (64, 256))
 
 SecondsOf = Callable[[int, int], float]
 """The width of a pass and how many rows of logits it gives → its seconds, with its kernels loaded."""
@@ -170,3 +183,45 @@ def _steps(taken_s: Mapping[int, float], most_first: int) -> tuple[int, ...]:
             max(each for each in taken_s if width <= each <= most and taken_s[each] <= _FREE * taken_s[width])
         )
     return tuple(steps)
+
+
+class RowRule(NamedTuple):
+    """The borders that keep rows equal to the bit, with passes of even width."""
+
+    has_flash_attention: bool
+    borders: tuple[int, ...]  # positions that no pass crosses, even and rising
+
+
+NO_RULE = RowRule(has_flash_attention=True, borders=())
+
+
+def row_rule(head_dims: Collection[int], l2_bytes: int | None) -> RowRule:
+    """The rule for a model with heads of these sizes.
+
+    Flash attention stays where it needs no borders. It shares out rows in blocks of min(tile, 2 · head_dim), so
+    that an even number of rows leaves a single one behind where that block is odd. Where the size of the L2 cache
+    is unknown, so is the tile.
+    """
+    borders = tuple(positions for positions, channels in _SUMS if 2 * max(head_dims) > channels)
+    tiles = [((l2_bytes or 0) // (32 * size), 2 * size) for size in head_dims]
+    is_even = all(tile > 0 and min(tile, rows) % 2 == 0 for tile, rows in tiles)
+    return RowRule(has_flash_attention=is_even and not borders, borders=borders)
+
+
+def next_pass(start: int, stop: int, borders: tuple[int, ...], context_length: int) -> PaddedPass:
+    """The first pass of even width over positions from start, up to stop at most.
+
+    An odd one gets one more token, whose entry in the cache the next pass overwrites. Where a border or the end of
+    the context leaves no room for it, the position before is run again, which gives it the entry that it has.
+    """
+    begin = max((border for border in borders if border <= start), default=0)
+    end = min([context_length, *(border for border in borders if border > start)])
+    stop = min(stop, end)
+    if (stop - start) % 2 == 0:
+        return PaddedPass(start, stop)
+    if stop < end:
+        return PaddedPass(start, stop, 1)
+    if start > begin:
+        return PaddedPass(start - 1, stop)
+    # The last position alone, or all but it: a later pass runs it with the one before.
+    return PaddedPass(start, max(start + 1, stop - 1))

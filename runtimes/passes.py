@@ -22,7 +22,7 @@ from edgespec.runtimes.device_rows import END_ROW, FIRST_ROW
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.joined import JoinedPasses, Part, PassRows, open_joined
 from edgespec.runtimes.kv_caches import BoundCache, SharedCache, make_cache
-from edgespec.runtimes.row_proofs import NO_RULE, read_l2_bytes, row_rule
+from edgespec.runtimes.pass_shapes import NO_RULE, row_rule
 from edgespec.runtimes.session import (
     HIDDEN_STATES,
     SessionOptions,
@@ -33,6 +33,7 @@ from edgespec.runtimes.session import (
     translate_memory_errors,
 )
 from edgespec.system.cancel import Cancel
+from edgespec.system.system_info import read_l2_bytes
 from edgespec.types import Logits, Row, TokenIds
 
 _HALF = "tensor(float16)"

@@ -17,6 +17,7 @@ if sys.platform != "win32":
 
 OWN_GROUPS, CGROUP_MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+_LEVEL2_CACHE_SIZE = 191  # _SC_LEVEL2_CACHE_SIZE in glibc's bits/confname.h, which os.sysconf_names lacks
 _PACKAGES = ("edgespec", "onnxruntime", "onnxruntime-gpu", "numpy", "tokenizers")
 
 
@@ -45,6 +46,15 @@ def cpuinfo_line(*beginnings: str) -> str:
 def processor_name() -> str:
     line = cpuinfo_line("model name")  # where alone Linux has it
     return line.partition(":")[2].strip() if line else platform.processor() or platform.machine()
+
+
+def read_l2_bytes() -> int | None:
+    """The size of a core's L2 cache as ONNX Runtime reads it; None where the system's C library does not say."""
+    if not sys.platform.startswith("linux") or platform.libc_ver()[0] != "glibc":
+        return None
+    with suppress(ValueError, OSError):
+        return max(0, os.sysconf(_LEVEL2_CACHE_SIZE)) or None
+    return None
 
 
 def physical_cores() -> int:

@@ -11,8 +11,8 @@ from row_proofs import FAILS
 from edgespec import DeviceUnavailable, Engine, Message, SamplingParams, UsageError, load
 from edgespec.cli.main import main
 from edgespec.decoding.greedy import PlainChoices
-from edgespec.runtimes.row_proofs import RowProof
 from edgespec.setup import row_proof
+from edgespec.setup.row_proof import RowProof
 
 PROMPTS = ("the in the an on er in the", "in the an", "an er on the the")
 

@@ -22,9 +22,9 @@ from edgespec.manifest import Manifest, read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.kv_caches import make_cache
 from edgespec.runtimes.onnx import OnnxDecoder
-from edgespec.runtimes.row_proofs import RowProof
 from edgespec.runtimes.tree import OnnxBranchDecoder, OnnxTreeDecoder
 from edgespec.setup import row_proof
+from edgespec.setup.row_proof import RowProof
 from edgespec.types import append
 
 slow = pytest.mark.slow

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.runtimes.row_proofs import RowRule, next_pass, read_l2_bytes, row_rule
+from edgespec.runtimes.pass_shapes import RowRule, next_pass, row_rule
+from edgespec.system.system_info import read_l2_bytes
 
 BORDERS = st.lists(st.sampled_from([16, 32, 64, 70, 128]), unique=True).map(lambda found: tuple(sorted(found)))
 

@@ -11,7 +11,7 @@ from calls import decoder
 from families import FAMILIES, MIXTURES
 from real_shapes import Shape, count_differing, random_tokens, walks, write_model
 
-from edgespec.runtimes.row_proofs import RowRule
+from edgespec.runtimes.pass_shapes import RowRule
 
 ROOT = Path(__file__).parents[2]
 # Hidden sizes are no multiples of 256; windows are shorter and longer than the text.

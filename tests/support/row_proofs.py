@@ -1,6 +1,6 @@
 """A proof that fails, as on a machine whose kernels differ by the width of a pass."""
 
-from edgespec.runtimes.row_proofs import RowProof
+from edgespec.setup.row_proof import RowProof
 
 FAILS = RowProof(
     holds=False,

@@ -12,18 +12,18 @@ from real_shapes import Shape, count_differing, random_tokens, walks, write_mode
 
 from edgespec.decoding.decoder import Can
 from edgespec.manifest import read_manifest
-from edgespec.runtimes import onnx, row_proofs
+from edgespec.runtimes import devices, onnx
 from edgespec.runtimes.devices import find_device
-from edgespec.runtimes.row_proofs import (
+from edgespec.runtimes.pass_shapes import RowRule
+from edgespec.runtimes.tree import OnnxTreeDecoder
+from edgespec.setup.row_proof import (
     FILE_NAME,
     RowProof,
-    RowRule,
     proof_key,
     proofs_of,
     prove_rows,
     write_row_proof,
 )
-from edgespec.runtimes.tree import OnnxTreeDecoder
 from edgespec.types import Logits, TokenIds
 
 
@@ -207,10 +207,10 @@ def test_a_key_changes_with_graph_threads_cache_runtime_and_processor(
         proof_key(read_manifest(tiny_drafter), device, 2),
     }
     assert proof_key(manifest, device, 2) in keys
-    monkeypatch.setattr(row_proofs, "read_l2_bytes", lambda: 12345)
+    monkeypatch.setattr(devices, "read_l2_bytes", lambda: 12345)
     keys.add(proof_key(manifest, device, 2))
-    monkeypatch.setattr(row_proofs, "processor_name", lambda: "another")
+    monkeypatch.setattr(devices, "processor_name", lambda: "another")
     keys.add(proof_key(manifest, device, 2))
-    monkeypatch.setattr(row_proofs.import_onnxruntime(), "__version__", "9.9.9")
+    monkeypatch.setattr(devices.import_onnxruntime(), "__version__", "9.9.9")
     keys.add(proof_key(manifest, device, 2))
     assert len(keys) == 6
