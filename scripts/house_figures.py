@@ -119,7 +119,7 @@ def entered(run: Callable[[], Any]) -> tuple[Any, set[CodeType]]:
         threading.setprofile(note)
         sys.setprofile(note)
         try:
-            return run(), found
+            return run(), set(found)  # threads that it has started go on
         finally:
             sys.setprofile(None)
             threading.setprofile(None)
