@@ -14,9 +14,9 @@ from edgespec.config.drafter_names import FRUGAL
 from edgespec.decoding.decoder import Decoder
 from edgespec.draft.drafter import Drafter
 from edgespec.draft.lanes import Lane
+from edgespec.draft.memory_watch import Tier
 from edgespec.memory.estimate import sum_bytes
-from edgespec.memory.free_memory import HOST, return_freed
-from edgespec.memory.ladder import Bytes, Tier
+from edgespec.memory.free_memory import HOST, Bytes, return_freed
 from edgespec.system.cancel import Cancel
 from edgespec.types import Report
 

@@ -19,8 +19,7 @@ from edgespec.draft.memory_watch import IDLE_LOOK_S, IdleWatch, MemoryWatch
 from edgespec.draft.quarantine import GuardedDrafter, describe_error
 from edgespec.draft.timeline import Interval
 from edgespec.errors import MemoryExhausted
-from edgespec.memory.free_memory import FreeByPlace, return_freed
-from edgespec.memory.ladder import Bytes
+from edgespec.memory.free_memory import Bytes, FreeByPlace, return_freed
 from edgespec.system.cancel import Cancel
 from edgespec.types import Report
 

@@ -10,8 +10,7 @@ from edgespec.config.drafter_names import FRUGAL, MAX_DRAFT_TOKENS
 from edgespec.errors import MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.manifest.caches import KVCache
-from edgespec.memory.free_memory import HOST, RESERVE_BYTES, FreeByPlace, FreeMemory
-from edgespec.memory.ladder import Bytes
+from edgespec.memory.free_memory import HOST, RESERVE_BYTES, Bytes, FreeByPlace, FreeMemory
 from edgespec.system.units import format_bytes
 
 # The most that opening a model took, as a multiple of its weights file: resident memory, and address space.

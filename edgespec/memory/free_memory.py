@@ -112,6 +112,8 @@ class FreeMemory(NamedTuple):
 
 ReadFreeMemory = Callable[[], FreeMemory]
 HOST = "host"  # the place that is the machine's own memory
+Bytes = Mapping[str, int]
+"""By place: the host, and devices with memory of their own."""
 FreeByPlace = Mapping[str, FreeMemory]
 """Free memory by place; a place that is not named is not checked."""
 

@@ -20,8 +20,7 @@ from edgespec.memory.estimate import (
     fitting_context,
     require_memory,
 )
-from edgespec.memory.free_memory import HOST, FreeByPlace, ReadFreeMemory, Reserve, free_on_host
-from edgespec.memory.ladder import Bytes
+from edgespec.memory.free_memory import HOST, Bytes, FreeByPlace, ReadFreeMemory, Reserve, free_on_host
 from edgespec.runtimes.devices import Device, limit_arena
 from edgespec.setup.device_choice import Placement
 from edgespec.setup.open_model import ModelFolder

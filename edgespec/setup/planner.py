@@ -20,7 +20,7 @@ from edgespec.draft.overlap import AheadPlan, Ratio, best_pipelined, best_serial
 from edgespec.errors import MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.memory.estimate import context_lengths, sum_bytes
-from edgespec.memory.ladder import Bytes
+from edgespec.memory.free_memory import Bytes
 from edgespec.setup.profile import DrafterProfile, Place, Profile, drafter_key
 from edgespec.system.units import format_bytes, format_speed
 

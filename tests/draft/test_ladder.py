@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.memory.ladder import COOLDOWN_S, LONGEST_COOLDOWN_S, Bytes, Ladder, Margin, Tier
+from edgespec.draft.memory_watch import COOLDOWN_S, LONGEST_COOLDOWN_S, Ladder, Margin, Tier
+from edgespec.memory.free_memory import Bytes
 
 
 def tiers(**needed: int) -> list[Tier]:

@@ -5,10 +5,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import pytest
 
-from edgespec.draft.memory_watch import MemoryWatch
+from edgespec.draft.memory_watch import MemoryWatch, Tier
 from edgespec.errors import MemoryExhausted
 from edgespec.memory.free_memory import HOST, FreeByPlace, FreeMemory, Reserve
-from edgespec.memory.ladder import Tier
 from edgespec.memory.pressure import NO_PRESSURE, Level, Pressure
 from edgespec.system.clock import VirtualClock
 

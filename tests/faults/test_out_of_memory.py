@@ -301,7 +301,7 @@ def test_a_model_that_is_let_go_comes_back_with_the_same_text(
 ) -> None:
     monkeypatch.setattr("edgespec.draft.memory_watch._LOOK_S", 0.0)
     monkeypatch.setattr("edgespec.draft.memory_watch._LONGEST_LOOK_S", 0.0)
-    monkeypatch.setattr("edgespec.memory.ladder.COOLDOWN_S", 0.0)
+    monkeypatch.setattr("edgespec.draft.memory_watch.COOLDOWN_S", 0.0)
     monkeypatch.setattr("edgespec.engine.run_ahead.MAX_AHEAD", 0)  # memory changes between two chunks
     with load(tiny_model, drafter=str(tiny_drafter), draft_length=3, deterministic=True) as engine:
         engine._drafting.pool.watch._ladder._cooldown_s = 0.0
