@@ -37,7 +37,7 @@ from edgespec.runtimes.device_rows import to_argmax
 from edgespec.runtimes.device_trial import DeviceTrial
 from edgespec.runtimes.devices import Device, kernels_key
 from edgespec.runtimes.kv_caches import SharedCache
-from edgespec.runtimes.pass_shapes import RULE_VERSION, PaddedPass, PassShapes, next_pass
+from edgespec.runtimes.pass_shapes import RULE_VERSION, PaddedPass, PassShapes
 from edgespec.runtimes.passes import Passes
 from edgespec.runtimes.recurrent_states import RecurrentStates
 from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
@@ -295,7 +295,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
             if shapes:
                 padded = shapes.next_pass(start, num_tokens, num_last, room, most, num_read)
             elif self._deterministic:
-                padded = next_pass(start, stop, self._passes.rule.borders, self.context_length)
+                padded = self._passes.rule.next_pass(start, stop, self.context_length)
             first, stop, num_padded, num_given = padded
             if first < start and self._states:
                 first = self._states.reachable_evenly(first, stop + num_padded)

@@ -191,6 +191,25 @@ class RowRule(NamedTuple):
     has_flash_attention: bool
     borders: tuple[int, ...]  # positions that no pass crosses, even and rising
 
+    def next_pass(self, start: int, stop: int, context_length: int) -> PaddedPass:
+        """The first pass of even width over positions from start, up to stop at most.
+
+        An odd one gets one more token, whose entry in the cache the next pass overwrites. Where a border or the
+        end of the context leaves no room for it, the position before is run again, which gives it the entry that
+        it has.
+        """
+        begin = max((border for border in self.borders if border <= start), default=0)
+        end = min([context_length, *(border for border in self.borders if border > start)])
+        stop = min(stop, end)
+        if (stop - start) % 2 == 0:
+            return PaddedPass(start, stop)
+        if stop < end:
+            return PaddedPass(start, stop, 1)
+        if start > begin:
+            return PaddedPass(start - 1, stop)
+        # The last position alone, or all but it: a later pass runs it with the one before.
+        return PaddedPass(start, max(start + 1, stop - 1))
+
 
 NO_RULE = RowRule(has_flash_attention=True, borders=())
 
@@ -206,22 +225,3 @@ def row_rule(head_dims: Collection[int], l2_bytes: int | None) -> RowRule:
     tiles = [((l2_bytes or 0) // (32 * size), 2 * size) for size in head_dims]
     is_even = all(tile > 0 and min(tile, rows) % 2 == 0 for tile, rows in tiles)
     return RowRule(has_flash_attention=is_even and not borders, borders=borders)
-
-
-def next_pass(start: int, stop: int, borders: tuple[int, ...], context_length: int) -> PaddedPass:
-    """The first pass of even width over positions from start, up to stop at most.
-
-    An odd one gets one more token, whose entry in the cache the next pass overwrites. Where a border or the end of
-    the context leaves no room for it, the position before is run again, which gives it the entry that it has.
-    """
-    begin = max((border for border in borders if border <= start), default=0)
-    end = min([context_length, *(border for border in borders if border > start)])
-    stop = min(stop, end)
-    if (stop - start) % 2 == 0:
-        return PaddedPass(start, stop)
-    if stop < end:
-        return PaddedPass(start, stop, 1)
-    if start > begin:
-        return PaddedPass(start - 1, stop)
-    # The last position alone, or all but it: a later pass runs it with the one before.
-    return PaddedPass(start, max(start + 1, stop - 1))

@@ -18,7 +18,6 @@ from edgespec.errors import require_context
 from edgespec.runtimes.attention_bias import TreeLayout
 from edgespec.runtimes.head_parts import HeadDecoder, HeadFolder
 from edgespec.runtimes.kv_caches import SharedCache
-from edgespec.runtimes.pass_shapes import next_pass
 from edgespec.runtimes.passes import Passes
 from edgespec.runtimes.session import SessionOptions, translate_memory_errors
 from edgespec.runtimes.tree import tree_manifest
@@ -212,7 +211,7 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
 
     def _whole_pass(self, tokens: TokenIds, start: int, states: States) -> tuple[int, States]:
         """The part of a pass that keeps rows equal to the bit (pass_shapes.py), once padded to even width."""
-        first, stop, *_ = next_pass(start, start + len(states), self._passes.rule.borders, self.context_length)
+        first, stop, *_ = self._passes.rule.next_pass(start, start + len(states), self.context_length)
         if first < start:
             known = self._features.num_known(tokens)
             if first >= known and not self._own.has(first - 1):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.runtimes.pass_shapes import RowRule, next_pass, row_rule
+from edgespec.runtimes.pass_shapes import RowRule, row_rule
 from edgespec.system.system_info import read_l2_bytes
 
 BORDERS = st.lists(st.sampled_from([16, 32, 64, 70, 128]), unique=True).map(lambda found: tuple(sorted(found)))
@@ -18,7 +18,7 @@ def test_passes_run_every_position_in_even_widths_and_cross_no_border(
     stop = min(start + length, context_length)
     at = start
     while at < stop:
-        first, end, num_padded, _ = next_pass(at, stop, borders, context_length)
+        first, end, num_padded, _ = RowRule(True, borders).next_pass(at, stop, context_length)
         width, filled = end + num_padded - first, end + num_padded
         assert at - 1 <= first <= at < end <= stop
         assert filled <= context_length
@@ -37,8 +37,8 @@ def test_a_position_alone_at_the_end_is_alone_in_every_cut(
     start = min(start, last)
     at, first = start, start
     while at < context_length:
-        first, at, *_ = next_pass(at, context_length, borders, context_length)
-    alone = next_pass(last, context_length, borders, context_length)
+        first, at, *_ = RowRule(True, borders).next_pass(at, context_length, context_length)
+    alone = RowRule(True, borders).next_pass(last, context_length, context_length)
     assert (context_length - first == 1) == (context_length - alone.start == 1)
 
 
