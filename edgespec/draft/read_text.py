@@ -62,6 +62,10 @@ class ReadText:
         is_cut = self._num_skipped > 0 and num_known < self._num_skipped + _END // 2
         return len(tokens) - (0 if is_cut else num_known)
 
+    def _is_behind_gap(self, tokens: TokenIds) -> bool:
+        """True if some states of a text are not known; one that begins otherwise has none of the gap."""
+        return self._has_gap and self._num_new(tokens) + _END <= len(tokens)
+
     def num_unread(self, tokens: TokenIds) -> int:
         """How many tokens it would read at most."""
         num_new = self._num_new(tokens)
@@ -75,8 +79,8 @@ class ReadText:
             acceptance: The chance that the first token of a draft is right.
         """
         num_new, num_unread = self._num_new(tokens), self.num_unread(tokens)
-        has_gap = self._has_gap and num_new + _END <= len(tokens)  # a text that begins otherwise has none
-        if self.max_unread is None or has_gap or (not self._num_skipped and num_new < len(tokens) // 2):
+        goes_on = not self._num_skipped and num_new < len(tokens) // 2
+        if self.max_unread is None or goes_on or self._is_behind_gap(tokens):
             return Reading(num_unread, num_unread)
         whole = min(len(tokens), self.max_unread) if self._num_skipped else num_unread
         if whole <= _END:
@@ -89,6 +93,7 @@ class ReadText:
 
     def observe(self, tokens: TokenIds, reading: Reading) -> None:
         """Note what a draft behind tokens has read."""
+        self._has_gap = self._is_behind_gap(tokens)
         if reading.limit is None:
             self._num_skipped = 0
         elif not self._num_skipped or reading.num_tokens == _END:

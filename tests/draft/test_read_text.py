@@ -50,5 +50,14 @@ def test_behind_states_that_were_left_out_nothing_more_is_read() -> None:
     assert following(text, TEXT[:1501], 10_000) == Reading(1, 1)
 
 
+def test_another_text_behind_one_with_a_gap_is_read_from_its_end_by_its_next_drafts_too() -> None:
+    text = ReadText(max_unread=4096)
+    text.begin_behind(TEXT[:900])
+    another = TEXT[5000:6000]
+    text.observe(another, following(text, another, 1))
+    text.hold(another[:-1])
+    assert following(text, another, 1) == Reading(1, 1, 64)
+
+
 def test_a_model_that_is_no_head_reads_all() -> None:
     assert following(ReadText(), TEXT[:900], 1) == Reading(900, 900)
