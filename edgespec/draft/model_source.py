@@ -251,7 +251,9 @@ class ModelSource:
                 num_steps, num_read = self.stats.steps_of(round.draft), self._reading.num_tokens
                 self.stats.costs.observe(num_steps, num_read, round.draft_s / self.costs.pass_s(1))
                 self.stats.text.observe(round.tokens, self._reading)
-            self.stats.text.hold(append(round.tokens, draft.tokens[:-1]))
+            # It has read all that it drafted, verified or not.
+            whole = next((offer for offer in round.offers if offer.source == self.drafter.name), draft)
+            self.stats.text.hold(append(round.tokens, whole.tokens[:-1]))
             if num_accepted:
                 self._rests_until = 0
             if not self._trial:  # it pays

@@ -123,17 +123,32 @@ def policy_of(*drafters: Guesser, known: DraftCosts = MODEL, costs: PassCosts | 
     return MeasuredPolicy(drafters, costs or PassCosts(), AcceptanceRates(), paid, clock=drafters[0].clock)
 
 
+PADDED = {width: 100 * (1.0 + 0.3 * ((width + 1) // 2 * 2 - 2)) for width in range(1, 32)}
+
+
+def doubted(clock: VirtualClock, *, tells: bool) -> tuple[Doubting, MeasuredPolicy]:
+    drafter = Doubting(TRUTH, 0.8, ms=5.0, clock=clock)
+    drafter.tells = tells
+    costs = PassCosts({1: 1.0, 2: 1.0, 4: 1.6, 6: 2.2, 8: 2.8}, widths=EVEN_WIDTHS)
+    return drafter, policy_of(drafter, costs=costs)
+
+
 def test_a_draft_is_cut_before_a_doubtful_token_that_needs_a_longer_pass() -> None:
     found = {}
     for tells in (True, False):
         clock = VirtualClock()
-        drafter = Doubting(TRUTH, 0.8, ms=5.0, clock=clock)
-        drafter.tells = tells
-        costs = PassCosts({1: 1.0, 2: 1.0, 4: 1.6, 6: 2.2, 8: 2.8}, widths=EVEN_WIDTHS)
-        policy = policy_of(drafter, costs=costs)
-        padded = {width: 100 * (1.0 + 0.3 * ((width + 1) // 2 * 2 - 2)) for width in range(1, 32)}
-        found[tells] = speed(policy, padded, clock)
+        found[tells] = speed(doubted(clock, tells=tells)[1], PADDED, clock)
     assert found[True] > 1.03 * found[False]
+
+
+def test_of_a_draft_that_is_cut_its_drafter_has_read_the_rest_too(clock: VirtualClock) -> None:
+    drafter, policy = doubted(clock, tells=True)
+    speed(policy, PADDED, clock, num_rounds=50)
+    rounds = (policy.propose(TRUTH[:900], 30, GREEDY) for _ in range(100))
+    round = next(each for each in rounds if len(each.offers[0].tokens) > len(each.draft.tokens))
+    policy.observe(round, np.zeros((0, 0), np.float32), TRUTH[900:901], 0.1)
+    held = policy.models[drafter.name].text.held
+    assert held[900:].tolist() == round.offers[0].tokens[:-1].tolist()
 
 
 @pytest.mark.parametrize(
