@@ -75,7 +75,7 @@ class Block(NamedTuple):
     verify_s: float
     started_s: float = 0.0  # when the pass began, by the clock
     reason: str = ""  # why nothing was drafted
-    confidence: float | None = None  # of a head, after the last of tokens
+    confidence: float | None = None  # of a head, in the token of the last row
 
     def without_logits(self) -> "Block":
         return self._replace(logits=NO_LOGITS)

@@ -165,9 +165,10 @@ class ModelDrafter(Drafter):
         text = tokens
         try:
             for block in speculative_decode(tokens, own, sampler, policy, accept, num_tokens, clock=self.clock):
-                for token, row in zip(block.tokens, block.logits, strict=False):
+                for place, (token, row) in enumerate(zip(block.tokens, block.logits, strict=False)):
                     q = distributions[len(text) - len(tokens)] if distributions else None
-                    yield _guess(row, int(token), q, text, request, sampler, block.confidence)
+                    confidence = block.confidence if place == block.num_draft else None
+                    yield _guess(row, int(token), q, text, request, sampler, confidence)
                     text = append(text, [token])
                     if len(text) - len(tokens) >= num_tokens:
                         return

@@ -5,12 +5,13 @@ from table_decoder import TableDecoder
 
 from edgespec.decoding.decoder import ForwardingDecoder, Pass, Rows
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
-from edgespec.decoding.tree import NO_DRAFT
+from edgespec.decoding.tree import NO_DRAFT, Tree
 from edgespec.draft.drafter import Drafter, DraftRequest
 from edgespec.draft.model_drafter import ModelDrafter
 from edgespec.draft.ngram import NgramDrafter
+from edgespec.draft.speculation import Speculation
 from edgespec.system.cancel import Flag
-from edgespec.types import Logits, TokenIds
+from edgespec.types import Logits, Sampler, TokenIds
 
 GREEDY = GumbelSampler(SamplingParams())
 
@@ -136,6 +137,16 @@ def test_chance_of_a_token_is_the_one_that_the_decoder_gives() -> None:
     for least, length in ((0.95, 1), (0.75, 2), (0.7, 3), (0.2, 4)):
         draft = drafter.draft(ids(0), DraftRequest(10, min_probability=least), GREEDY)
         assert draft.tokens.tolist() == [1, 2, 3, 4][:length]
+
+
+def test_chance_that_a_decoder_gives_behind_a_wrong_guess_is_of_no_token() -> None:
+    class Wrong(NgramDrafter):
+        def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Tree:
+            return Tree(ids(7)[: request.num_tokens], (0,) * min(1, request.num_tokens), source="wrong")
+
+    drafter = ModelDrafter(_Confident([0.1] * 4), 8, speculation=Speculation(lambda: [Wrong()], draft_length=1))
+    draft = drafter.draft(ids(0), DraftRequest(10, min_probability=0.5), GREEDY)
+    assert draft.tokens.tolist() == [1, 2, 3, 4]
 
 
 def test_draft_is_no_longer_than_the_decoder_can_make_it_and_begins_where_it_is_told() -> None:
