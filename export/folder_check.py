@@ -1,7 +1,6 @@
 """Check a new model folder against its source: its weights, its graph and its loss."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +18,7 @@ from edgespec.export.sources import LoadedSource
 from edgespec.export.written import WeightErrors, read_written
 from edgespec.manifest import Check, Manifest
 from edgespec.system.console import show_progress
+from edgespec.system.context_managers import contextmanager
 from edgespec.system.processes import environment_variable
 from edgespec.text.tokenizer import translate_errors
 from edgespec.types import Logits, TokenIds

@@ -6,7 +6,7 @@ One process at a time writes it. Knows nothing of graphs and weights.
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -16,6 +16,7 @@ from edgespec.errors import UsageError
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.manifest import Check, Manifest, write_manifest
 from edgespec.system.console import show_progress
+from edgespec.system.context_managers import contextmanager
 from edgespec.system.disk import (
     explain_full_disk,
     explain_write_errors,

@@ -4,7 +4,6 @@ import errno
 import glob
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from edgespec.errors import MemoryExhausted, SourceError
 from edgespec.manifest import FILE_NAME, SuggestedSampling
 from edgespec.system.command_line import quote
+from edgespec.system.context_managers import contextmanager
 from edgespec.system.tables import read_table
 from edgespec.system.text_files import POINTER, decode_text, is_pointer, read_plain
 from edgespec.system.typed_json import read_as

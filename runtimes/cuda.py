@@ -7,7 +7,7 @@ build on machines without a GPU alone (docs/log/devices.md).
 import io
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import replace
 from functools import cache
 from threading import Condition, RLock
@@ -18,6 +18,7 @@ from edgespec.runtimes.device_names import DEVICES, INSTALLS, Device
 from edgespec.runtimes.memory_errors import is_memory_error
 from edgespec.runtimes.plugins import Missing
 from edgespec.system.cancel import Cancel
+from edgespec.system.context_managers import contextmanager
 
 PROVIDER = "CUDAExecutionProvider"
 # What onnxruntime-gpu from the package index is built for, and the first driver that supports it.

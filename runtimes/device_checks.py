@@ -6,7 +6,6 @@ ONNX Runtime and one graph with its weights.
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
@@ -24,6 +23,7 @@ from edgespec.runtimes.device_rows import choice_graph, rows_with_ties, to_argma
 from edgespec.runtimes.devices import Device, device_key, import_onnxruntime
 from edgespec.runtimes.pass_shapes import PassShapes
 from edgespec.runtimes.session import fast_model, load_graph
+from edgespec.system.context_managers import contextmanager
 from edgespec.system.system_info import processor_name
 from edgespec.system.typed_json import RecordFile
 from edgespec.types import Logits, TokenIds

@@ -1,7 +1,7 @@
 """Passes of one graph on ONNX Runtime: a session and its KV cache. Knows slots of the cache, not their tokens."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from copy import copy
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from edgespec.runtimes.session import (
     translate_memory_errors,
 )
 from edgespec.system.cancel import Cancel
+from edgespec.system.context_managers import contextmanager
 from edgespec.system.system_info import read_l2_bytes
 from edgespec.types import Logits, Row, TokenIds
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -19,6 +19,7 @@ from edgespec.runtimes.memory_errors import is_memory_error
 from edgespec.runtimes.node_placement import find_strays, read_node_placement, require_placement
 from edgespec.runtimes.plugins import Missing, driver_fix
 from edgespec.system.cancel import Cancel
+from edgespec.system.context_managers import contextmanager
 from edgespec.system.processes import environment_variable
 from edgespec.system.system_info import physical_cores
 from edgespec.system.threads import NO_THREAD

@@ -1,12 +1,12 @@
 """Shortens a long conversation: the model sums it up, and goes on with its summary and the last message."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 from edgespec import Message, Reply, Round, UsageError, split_reasoning
 from edgespec.chat.session import ChatSession
 from edgespec.chat.status import format_stop
+from edgespec.system.context_managers import contextmanager
 
 SUMMARY_REQUEST = (
     "Sum up our conversation so far for yourself, in at most 200 words: what I want, facts, names, numbers, "

@@ -9,7 +9,6 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import TextIOBase
 from time import monotonic
@@ -23,6 +22,7 @@ from edgespec.chat.plain import is_plain
 from edgespec.chat.session import ChatSession
 from edgespec.config.drafter_names import TEXT
 from edgespec.system.clock import Clock
+from edgespec.system.context_managers import contextmanager
 from edgespec.system.printable import one_line
 from edgespec.system.units import format_bytes, format_speed
 

@@ -4,7 +4,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from functools import partial
 from textwrap import dedent
 from time import monotonic
@@ -26,6 +26,7 @@ from edgespec.chat.tool_calls import replies_to_results
 from edgespec.config.config_file import default_home
 from edgespec.system.command_line import join_words
 from edgespec.system.console import info, lines_wait, print_result, warn
+from edgespec.system.context_managers import contextmanager
 from edgespec.system.printable import printable
 from edgespec.system.signals import Leave, catch_ctrl_c, release_ctrl_c
 from edgespec.system.terminal import unseen_keys as hide_typed_keys

@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from edgespec.cli.arguments import (
 from edgespec.cli.parser import CommandParser
 from edgespec.config.options import LOAD_PARAMETERS
 from edgespec.system.console import info
+from edgespec.system.context_managers import contextmanager
 from edgespec.system.tables import read_table
 from edgespec.system.text_files import explain_unreadable, read_text
 

@@ -5,7 +5,7 @@ import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from typing import NamedTuple
 from edgespec.config.options import OPTIONS, Option, Value
 from edgespec.errors import UsageError
 from edgespec.system.command_line import quote
+from edgespec.system.context_managers import contextmanager
 from edgespec.system.disk import explain_change, hold_lock, put_aside, replace_file
 from edgespec.system.text_files import read_text
 from edgespec.system.units import parse_bytes

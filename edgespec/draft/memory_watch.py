@@ -6,7 +6,6 @@ bytes, and no drafters.
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event, Lock, Thread
 from time import perf_counter
@@ -25,6 +24,7 @@ from edgespec.memory.free_memory import (
 )
 from edgespec.memory.pressure import Level, Pressure, PressureReader
 from edgespec.system.clock import Clock
+from edgespec.system.context_managers import contextmanager
 from edgespec.system.units import format_bytes
 
 # A look at what is free takes 0.25 to 0.8 ms, a pass of a small model 4 ms. So the next one waits for as long as a

@@ -6,7 +6,6 @@ at memory. Knows protocols, and how a drafter is opened only as a call.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event, RLock
 from typing import TypeVar
@@ -21,6 +20,7 @@ from edgespec.draft.timeline import Interval
 from edgespec.errors import MemoryExhausted
 from edgespec.memory.free_memory import Bytes, FreeByPlace, return_freed
 from edgespec.system.cancel import Cancel
+from edgespec.system.context_managers import contextmanager
 from edgespec.types import Report
 
 

@@ -5,7 +5,7 @@ the count. Their text, and all that is made of it, is made where it is read.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -42,6 +42,7 @@ from edgespec.engine.request import Request
 from edgespec.engine.run_ahead import RequestQueue, RunAhead, Ticket
 from edgespec.manifest import Manifest
 from edgespec.setup.usage import UsageCounter
+from edgespec.system.context_managers import contextmanager
 from edgespec.text.prompt_encoder import PromptEncoder
 from edgespec.text.tokenizer import TextStream
 from edgespec.tools.call_events import CallEvent, Part, TextPart, in_order

@@ -1,7 +1,7 @@
 """Has a drafting head learn while no answer is made, in a thread that ends what it does when one begins."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from threading import Condition, RLock, Thread
 from weakref import ReferenceType, ref
 
@@ -14,6 +14,7 @@ from edgespec.setup.open_model import ModelFolder
 from edgespec.setup.resolve import Chain
 from edgespec.system.cancel import Flag
 from edgespec.system.command_line import quote
+from edgespec.system.context_managers import contextmanager
 from edgespec.system.threads import end_at_exit, has_ended, lower_priority
 from edgespec.types import Report
 

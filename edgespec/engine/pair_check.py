@@ -5,7 +5,6 @@ length of its draft are measured; the best length and its gain follow (Leviathan
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import accumulate, cycle, islice
 from math import sqrt
 from pathlib import Path
@@ -30,6 +29,7 @@ from edgespec.setup.pair import PairCheck, read_pair, record_check
 from edgespec.setup.resolve import resolve
 from edgespec.setup.wish import Wish
 from edgespec.system.command_line import quote
+from edgespec.system.context_managers import contextmanager
 from edgespec.text.tokenizer import have_same_tokens
 from edgespec.types import Report, Sampler, TokenIds
 

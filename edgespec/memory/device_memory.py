@@ -6,7 +6,7 @@ of amdgpu. Reads figures and decides nothing. It has run on the imitations of it
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 from edgespec.errors import UnknownMemory
 from edgespec.memory.free_memory import HOST, FreeByPlace, FreeMemory, ReadFreeMemory, device_reserve
+from edgespec.system.context_managers import contextmanager
 
 
 @dataclass(frozen=True, slots=True)

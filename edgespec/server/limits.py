@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import ceil
 from time import monotonic
 from typing import Any, TypeVar
 
 from edgespec.server.errors import ApiError
+from edgespec.system.context_managers import contextmanager
 
 T = TypeVar("T")
 _NEWEST = 0.2  # share of the newest answer in the running mean

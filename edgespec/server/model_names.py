@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -25,6 +25,7 @@ from edgespec import (
     split_precision,
 )
 from edgespec.server.errors import ApiError
+from edgespec.system.context_managers import contextmanager
 
 LATEST = ":latest"  # behind names that clients of ollama send
 _NAME_LENGTH = 200  # characters of a name that is repeated in a message

@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from edgespec.config.drafter_names import WORDS
@@ -13,6 +13,7 @@ from edgespec.manifest import FILE_NAME
 from edgespec.runtimes.device_names import device_names
 from edgespec.setup.catalog import CATALOG
 from edgespec.system.console import warn
+from edgespec.system.context_managers import contextmanager
 from edgespec.system.disk import hold_lock, put_aside, replace_file
 from edgespec.system.typed_json import read_as, read_json
 

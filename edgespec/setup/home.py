@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from edgespec.setup.pair import is_pair
 from edgespec.setup.repository import HubId
 from edgespec.setup.snapshot import HubFolder, Judge, LocalSource, Preview, explain_folder_errors, is_new, mark_old
 from edgespec.setup.source_names import find_hub_id, split_precision
+from edgespec.system.context_managers import contextmanager
 from edgespec.system.progress import ReportProgress
 from edgespec.system.split_files import part_paths, source_name, whole_name
 from edgespec.system.units import format_bytes

@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from edgespec.errors import EdgeSpecError, IntegrityError, ModelError, NotOnHub
 from edgespec.setup.catalog import HubRepository
 from edgespec.setup.repository import Commit, HubId, RemoteFile
 from edgespec.system.console import shows_progress
+from edgespec.system.context_managers import contextmanager
 from edgespec.system.disk import sync, take_place
 from edgespec.system.file_hashes import file_record
 from edgespec.system.progress import LoadProgress, ReportProgress

@@ -7,7 +7,6 @@ text are measured of decoders that can pretend to have read one.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from math import log
 from statistics import fmean, median
@@ -20,6 +19,7 @@ from edgespec.decoding.decoder import Decoder
 from edgespec.draft.costs import PassCosts, PassTimes, pass_costs, run_width
 from edgespec.draft.pass_estimate import UNMEASURED
 from edgespec.setup.profile import LEAST_SPAN, DrafterProfile, Profile
+from edgespec.system.context_managers import contextmanager
 from edgespec.types import TokenIds, append
 
 # Passes of widths between these lie within 6 % of the line through their neighbours (docs/log/draft-policy.md).

@@ -3,11 +3,12 @@
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.system.command_line import join_words
+from edgespec.system.context_managers import contextmanager
 from edgespec.system.disk import hold_lock, is_locked
 from edgespec.system.printable import one_line
 

@@ -1,7 +1,6 @@
 """Finds the model folders, devices and threads for what a user names. Opens no model."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import time
@@ -34,6 +33,7 @@ from edgespec.setup.row_proof import settle_mode
 from edgespec.setup.source_names import split_precision
 from edgespec.setup.wish import Wish
 from edgespec.system.command_line import quote
+from edgespec.system.context_managers import contextmanager
 from edgespec.types import Report
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,6 +28,7 @@ from edgespec.setup.hub import (
     missing_bytes,
 )
 from edgespec.setup.repository import INDEX, NOTHING_FETCHED, Commit, HubId, RemoteFile, choose_files, shard_files
+from edgespec.system.context_managers import contextmanager
 from edgespec.system.disk import explain_write_errors, hold_lock, replace_file, require_disk_space
 from edgespec.system.progress import ReportProgress
 from edgespec.system.text_files import read_plain

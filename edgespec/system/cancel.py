@@ -1,10 +1,10 @@
 """How one thread ends the work of another. Knows nothing of the work."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from threading import Lock
 
 from edgespec.errors import Cancelled
+from edgespec.system.context_managers import contextmanager
 
 
 class Flag:

@@ -12,12 +12,13 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime
 from time import monotonic
 from typing import TextIO
 
 from edgespec.errors import EdgeSpecError, in_flags
+from edgespec.system.context_managers import contextmanager
 from edgespec.system.printable import printable
 
 _LOG = logging.getLogger("edgespec.system.console")

@@ -7,7 +7,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from itertools import count
 from math import inf
 from pathlib import Path
@@ -15,6 +15,7 @@ from time import sleep
 from typing import BinaryIO
 
 from edgespec.errors import DiskFull, EdgeSpecError
+from edgespec.system.context_managers import contextmanager
 from edgespec.system.signals import defer_signals
 from edgespec.system.units import format_bytes
 

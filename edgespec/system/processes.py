@@ -10,10 +10,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from threading import Thread
 from time import sleep
 
+from edgespec.system.context_managers import contextmanager
 from edgespec.system.signals import ENDING
 from edgespec.system.terminal import is_in_foreground
 

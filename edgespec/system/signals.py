@@ -3,13 +3,13 @@
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from threading import current_thread, get_ident, main_thread
 from time import monotonic
 from types import FrameType
 from typing import NoReturn
 
 from edgespec.system.clock import Clock
+from edgespec.system.context_managers import contextmanager
 
 ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 """Signals that end a program and can be handled; Windows has no SIGHUP."""

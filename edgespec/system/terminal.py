@@ -5,8 +5,10 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, TextIO
+
+from edgespec.system.context_managers import contextmanager
 
 if sys.platform != "win32":  # whose programs set the console again before each use
     import fcntl

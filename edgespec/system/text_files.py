@@ -4,10 +4,11 @@ import os
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from edgespec.errors import UsageError
+from edgespec.system.context_managers import contextmanager
 from edgespec.system.units import format_bytes
 
 _NO_MARK = "UTF-16 without a byte order mark"

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -22,6 +22,7 @@ from tokenizers import Tokenizer as _Tokenizer
 
 from edgespec.config.config_file import default_home
 from edgespec.errors import ManifestError, MemoryExhausted, ModelError, UsageError
+from edgespec.system.context_managers import contextmanager
 from edgespec.system.line_process import WorkEnded, ask_once
 from edgespec.system.text_files import decode_text, read_plain
 from edgespec.system.threads import NO_THREAD

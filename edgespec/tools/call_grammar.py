@@ -6,7 +6,6 @@ In the Lark dialect of llguidance, in which <[7]> is the token 7 and %json a val
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
@@ -16,6 +15,7 @@ from edgespec.grammar.endings import largest_opening
 from edgespec.grammar.exact_schema import exact
 from edgespec.grammar.response_format import ResponseFormat
 from edgespec.grammar.schema import is_note, prepare_schema, with_inner
+from edgespec.system.context_managers import contextmanager
 from edgespec.tools.formats import CallFormat, JsonBody, NamedBody, PythonBody, TagBody
 from edgespec.tools.notations import NAME_IN_PYTHON
 from edgespec.tools.tool import Tool, ToolUse, parts_of, schema_refusal

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager
+from contextlib import closing
 from itertools import count, islice, takewhile
 from pathlib import Path
 from threading import Event
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from edgespec import ContextOverflow, Engine, SamplingParams, TokenIds, open_with_states
 from edgespec.system.console import show_progress
+from edgespec.system.context_managers import contextmanager
 from edgespec.training.prompts import Asked, Dialogue, Followed, PromptWriter, Result, Said, Turns
 from edgespec.training.stored_texts import TextsFile
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from edgespec import EdgeSpecError, TokenIds, UsageError
 from edgespec.export.sources import LoadedSource
+from edgespec.system.context_managers import contextmanager
 from edgespec.system.disk import explain_write_errors, hold_lock, replace_file
 from edgespec.system.text_files import decode_text
 from edgespec.training.fit import Recipe, find_device

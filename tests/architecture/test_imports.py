@@ -49,6 +49,19 @@ def unguarded(body: Iterable[ast.stmt]) -> list[ast.stmt]:
     return [each for each in body if not (isinstance(each, ast.If) and ast.unparse(each.test) == "TYPE_CHECKING")]
 
 
+def test_context_managers_of_generators_keep_nothing_alive() -> None:
+    """As contextlib's do in Python 3.12 and 3.13 (system/context_managers.py)."""
+    wanted_by_uvicorn = ROOT / "edgespec/server/serving.py"
+    paths = [path for room in ROOMS for path in modules(room) if path != wanted_by_uvicorn]
+    assert [path for path in paths if "contextlib.contextmanager" in names_imported(path)] == []
+
+
+def names_imported(path: Path) -> set[str]:
+    """Names that a module imports from others, as module.name."""
+    found = (node for node in ast.walk(parsed(path)) if isinstance(node, ast.ImportFrom))
+    return {f"{node.module}.{alias.name}" for node in found for alias in node.names}
+
+
 def packages(path: Path) -> set[str]:
     """Top-level packages that a module imports, anywhere in it."""
     return {name.split(".")[0] for name in imported_anywhere(path)}
