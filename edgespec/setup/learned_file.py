@@ -92,21 +92,19 @@ class LearnedFile:
 
     def write(self, learned: LearnedHead) -> None:
         """Store what was learned; raises OSError."""
-        stated = _LearnedDocument(
-            version=_VERSION,
-            head=self._identity(),
-            num_columns={
-                name: found.num_columns for name in _CORRECTIONS if (found := getattr(learned, name)) is not None
-            },
+        corrections = {name: found for name in _CORRECTIONS if (found := getattr(learned, name)) is not None}
+        document = {
+            "version": _VERSION,
+            "head": self._identity(),
+            "num_columns": {name: each.num_columns for name, each in corrections.items()},
             **{name: getattr(learned, name) for name in _COPIED},
-        )
-        document = {name: getattr(stated, name) for name in stated.__struct_fields__}
+        }
         arrays: dict[str, npt.NDArray[Any]] = {
             "document": np.frombuffer(json.dumps(document).encode(), np.uint8),
             **_arrays_of("rows", learned.rows),
         }
-        for name in stated.num_columns:
-            arrays |= _arrays_of(name, getattr(learned, name))
+        for name, each in corrections.items():
+            arrays |= _arrays_of(name, each)
         written = io.BytesIO()
         np.savez(written, allow_pickle=False, **arrays)
         self.path.parent.mkdir(mode=0o700, exist_ok=True)
