@@ -114,3 +114,10 @@ class Sampler(Protocol):
 def append(tokens: Sequence[int] | TokenIds, more: Sequence[int] | TokenIds) -> TokenIds:
     """Tokens and more tokens, as one array."""
     return np.concatenate([np.asarray(tokens, np.int32), np.asarray(more, np.int32)])
+
+
+def num_shared(one: TokenIds, other: TokenIds) -> int:
+    """How many tokens two texts begin with alike."""
+    num = min(len(one), len(other))
+    differs = one[:num] != other[:num]
+    return int(differs.argmax()) if differs.any() else num

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from edgespec.decoding.tree import NO_DRAFT, Tree
 from edgespec.system.cancel import Cancel
-from edgespec.types import Logits, Row, TokenIds, append
+from edgespec.types import Logits, Row, TokenIds, append, num_shared
 
 
 class Wants(Enum):
@@ -96,9 +96,7 @@ def reusable_prefix(held: TokenIds, tokens: TokenIds, num_last: int) -> int:
 
     The common prefix without the last num_last tokens, which are fed again even when held.
     """
-    limit = max(0, min(len(held), len(tokens) - num_last))
-    differs = held[:limit] != tokens[:limit]
-    return int(differs.argmax()) if differs.any() else limit
+    return num_shared(held, tokens[: max(0, len(tokens) - num_last)])
 
 
 class Argmax(NamedTuple):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from edgespec.errors import FormatError
 from edgespec.grammar.compile import CompiledGrammar
 from edgespec.grammar.vocabulary import Matcher, bias_of, forced_by, may_follow, require_sound
-from edgespec.types import TokenConstraint, TokenIds, append
+from edgespec.types import TokenConstraint, TokenIds, append, num_shared
 
 _NONE: TokenIds = np.zeros(0, np.int32)
 # Tokens of the shortest text that are named where an answer may not have so many.
@@ -162,7 +162,7 @@ class GrammarConstraint(TokenConstraint):
         walk: _Walk | None = getattr(self._threads, "walk", None)
         if walk is None:
             walk = self._threads.walk = _Walk(self._grammar.matcher.deep_copy())
-        shared = _num_shared(walk.tokens, answer)
+        shared = num_shared(walk.tokens, answer)
         if num_back := len(walk.tokens) - shared:
             walk.matcher.rollback(num_back)
             walk.tokens, walk.bias = walk.tokens[:shared], None
@@ -214,10 +214,3 @@ class GrammarConstraint(TokenConstraint):
             bias[self._vocabulary.end_tokens[0]] = 0
             return bias
         return bias_of(matcher, self._vocabulary.vocab_size)
-
-
-def _num_shared(one: TokenIds, other: TokenIds) -> int:
-    """How many tokens two texts begin with alike."""
-    num = min(len(one), len(other))
-    differs = one[:num] != other[:num]
-    return int(differs.argmax()) if differs.any() else num
