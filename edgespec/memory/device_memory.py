@@ -7,7 +7,7 @@ of amdgpu. Reads figures and decides nothing. It has run on the imitations of it
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,7 @@ def open_nvml() -> Any:
     return pynvml
 
 
-def read_nvidia_driver(
-    open_nvml: Callable[[], Any] = open_nvml, environment: Mapping[str, str] = os.environ
-) -> Nvidia | None:
+def read_nvidia_driver() -> Nvidia | None:
     """The report of NVIDIA's driver, with the GPUs that CUDA may use; None where there is none that answers."""
     from pynvml import NVMLError
 
@@ -53,7 +51,7 @@ def read_nvidia_driver(
         nvml = open_nvml()
         try:
             version = nvml.nvmlSystemGetCudaDriverVersion_v2()
-            gpus = tuple(_read_gpu(nvml, handle) for handle in visible_gpus(nvml, environment))
+            gpus = tuple(_read_gpu(nvml, handle) for handle in visible_gpus(nvml, os.environ))
             return Nvidia(nvml.nvmlSystemGetDriverVersion(), (version // 1000, version % 1000 // 10), gpus)
         finally:
             nvml.nvmlShutdown()
@@ -94,18 +92,7 @@ def _read_gpu(nvml: Any, device: Any) -> NvidiaGpu:
 
 # The share of the host's memory that an APU reserves is smaller by default; it takes more of the host's as needed.
 _LEAST_OWN_BYTES = 4 << 30
-
-
-@dataclass(frozen=True)
-class Drivers:
-    """Where figures come from: NVIDIA's driver, the files of the kernel, the user's environment."""
-
-    open_nvml: Callable[[], Any] = open_nvml
-    sysfs: Path = Path("/sys/class/drm")
-    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
-
-
-DRIVERS = Drivers()
+_SYSFS = Path("/sys/class/drm")
 
 
 class Places:
@@ -116,19 +103,13 @@ class Places:
     report: Takes a line for each place whose free memory no driver reports, now or any more; it is not checked.
     """
 
-    def __init__(
-        self,
-        kinds: Iterable[str],
-        read_host: ReadFreeMemory,
-        report: Callable[[str], None],
-        drivers: Drivers = DRIVERS,
-    ) -> None:
+    def __init__(self, kinds: Iterable[str], read_host: ReadFreeMemory, report: Callable[[str], None]) -> None:
         self.report = report
         self._places: dict[str, str] = {}
         self._readers = {HOST: read_host}
         for kind in dict.fromkeys(kinds):
             with self._report_unknown(kind):
-                reader = _find_reader(kind, drivers)
+                reader = _find_reader(kind)
                 self._places[kind] = kind if reader else HOST
                 if reader:
                     self._readers[kind] = reader
@@ -152,7 +133,7 @@ class Places:
             self.report(f"the free memory of {place} is not checked: {error}")
 
 
-def _find_reader(kind: str, drivers: Drivers) -> ReadFreeMemory | None:
+def _find_reader(kind: str) -> ReadFreeMemory | None:
     """A reader for a device with memory of its own; None where arrays lie in the host's, as far as drivers report.
 
     Raises UnknownMemory where no driver reports how much of its own memory is free.
@@ -161,15 +142,15 @@ def _find_reader(kind: str, drivers: Drivers) -> ReadFreeMemory | None:
         return None
     kind, _, index = kind.partition(":")
     if kind == "cuda":
-        return nvidia_reader(drivers.open_nvml, drivers.environment, int(index or 0))
-    readers = amd_readers(drivers.sysfs)
+        return nvidia_reader(os.environ, int(index or 0))
+    readers = amd_readers()
     with suppress(UnknownMemory):
-        readers.append(nvidia_reader(drivers.open_nvml, {}))
+        readers.append(nvidia_reader({}))
     # No driver says which of several GPUs is used; a model that does not fit the one with the most room fits none.
     return (lambda: max((read() for read in readers), key=lambda free: free.free_bytes)) if readers else None
 
 
-def nvidia_reader(open_nvml: Callable[[], Any], environment: Mapping[str, str], index: int = 0) -> ReadFreeMemory:
+def nvidia_reader(environment: Mapping[str, str], index: int = 0) -> ReadFreeMemory:
     """Reads the memory of one of CUDA's devices; raises UnknownMemory: there is no driver, or no such device."""
     with _nvml_errors():
         nvml = open_nvml()  # never closed: it ends with the process
@@ -200,10 +181,10 @@ def _nvml_errors() -> Iterator[None]:
         raise UnknownMemory(f"NVIDIA's driver does not report it ({error})") from None
 
 
-def amd_readers(sysfs: Path) -> list[ReadFreeMemory]:
+def amd_readers() -> list[ReadFreeMemory]:
     """One reader for each GPU of the driver amdgpu that has memory of its own."""
     readers: list[ReadFreeMemory] = []
-    for path in sorted(sysfs.glob("card*/device/mem_info_vram_total")):
+    for path in sorted(_SYSFS.glob("card*/device/mem_info_vram_total")):
         with suppress(OSError, ValueError):
             if int(path.read_text()) >= _LEAST_OWN_BYTES:
                 readers.append(partial(_read_amd, path.parent))

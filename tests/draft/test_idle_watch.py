@@ -8,7 +8,7 @@ from time import monotonic
 
 import numpy as np
 import pytest
-from fake_nvml import Gpu, opened
+from fake_nvml import Gpu, install_driver
 from imitated_machine import MIB, PLENTY, ROOMY, VOCAB, Machine, target
 from until import until
 
@@ -19,7 +19,7 @@ from edgespec.draft.memory_watch import MemoryWatch
 from edgespec.draft.pool import ChangeLog, DrafterPool
 from edgespec.draft.pool_policy import PoolPolicy
 from edgespec.draft.speculation import Speculation
-from edgespec.memory.device_memory import Drivers, Places
+from edgespec.memory.device_memory import Places
 from edgespec.memory.free_memory import HOST
 from edgespec.memory.pressure import Level, Pressure
 
@@ -76,11 +76,12 @@ def test_a_model_is_closed_and_comes_back_between_answers_and_is_reported_with_t
     answer(pool, speculation)
 
 
-def test_a_model_is_closed_between_answers_where_a_device_is_short() -> None:
+def test_a_model_is_closed_between_answers_where_a_device_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     machine, gpu = Machine(), Gpu("a GPU", 2000 * MIB, total=8192 * MIB)
+    install_driver(monkeypatch, gpu)
     model = replace(machine.candidate("model", 40), needed={HOST: 40 * MIB, "cuda": 300 * MIB})
     sets = drafter_sets([[model]], TEXTS, frozenset(), lambda names: 0)
-    places = Places(["cuda"], lambda: ROOMY[HOST], machine.reported.append, Drivers(opened(gpu)))
+    places = Places(["cuda"], lambda: ROOMY[HOST], machine.reported.append)
     watch = MemoryWatch(
         [each.tier for each in sets],
         free=places,

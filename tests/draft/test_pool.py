@@ -4,7 +4,7 @@ from collections.abc import Callable
 from itertools import islice
 
 import pytest
-from fake_nvml import Gpu, opened
+from fake_nvml import Gpu, install_driver
 from imitated_machine import MIB, PLENTY, ROOMY, VOCAB, Machine, target
 from pool_answers import PROMPT, tokens_of
 
@@ -17,7 +17,7 @@ from edgespec.draft.pool import ChangeLog, DrafterPool
 from edgespec.draft.pool_policy import PoolPolicy
 from edgespec.draft.speculation import Speculation
 from edgespec.errors import MemoryExhausted, VocabularyMismatch
-from edgespec.memory.device_memory import Drivers, Places
+from edgespec.memory.device_memory import Places
 from edgespec.memory.free_memory import HOST, RESERVE_BYTES, FreeMemory, Reserve, device_reserve, machine_reserve
 from edgespec.memory.pressure import NO_PRESSURE, Level, Pressure
 from edgespec.system.cancel import Cancel
@@ -307,8 +307,11 @@ def on_cuda(name: str, needed_mib: int, machine: Machine) -> Candidate:
     return Candidate(name, {HOST: 40 * MIB, "cuda": needed_mib * MIB}, candidate.open)
 
 
-def test_a_drafter_on_a_device_is_let_go_when_its_driver_tells_less_and_no_token_changes() -> None:
+def test_a_drafter_on_a_device_is_let_go_when_its_driver_tells_less_and_no_token_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     machine, gpu = Machine(), Gpu("NVIDIA H200", 900 * MIB, total=1024 * MIB)
+    install_driver(monkeypatch, gpu)
     sets = drafter_sets([[on_cuda("model", 300, machine)]], frozenset({"suffix"}), frozenset(), lambda names: MIB)
     pool = DrafterPool(
         sets,
@@ -316,7 +319,7 @@ def test_a_drafter_on_a_device_is_let_go_when_its_driver_tells_less_and_no_token
         machine.texts,
         watch=MemoryWatch(
             [each.tier for each in sets],
-            free=Places(["cuda"], lambda: ROOMY[HOST], machine.reported.append, Drivers(opened(gpu))),
+            free=Places(["cuda"], lambda: ROOMY[HOST], machine.reported.append),
             place="host",
             clock=machine.clock,
             pressure=lambda: machine.pressure,
@@ -343,11 +346,12 @@ def test_a_drafter_on_a_device_is_let_go_when_its_driver_tells_less_and_no_token
     assert news[0].endswith("10 MB are free within the memory of NVIDIA H200, and 50 MB are needed")
 
 
-def test_a_cache_on_a_device_grows_by_what_that_device_has() -> None:
+def test_a_cache_on_a_device_grows_by_what_that_device_has(monkeypatch: pytest.MonkeyPatch) -> None:
     machine, gpu = Machine(free_bytes=0), Gpu("it", 70 * MIB)
+    install_driver(monkeypatch, gpu)
     pool = machine.pool(texts=frozenset())
     pool.watch.free, pool.watch.place = (
-        Places(["cuda"], lambda: ROOMY[HOST], print, Drivers(opened(gpu))),
+        Places(["cuda"], lambda: ROOMY[HOST], print),
         "cuda",
     )
     growing(machine, pool)

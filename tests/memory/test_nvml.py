@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pynvml
 import pytest
-from fake_nvml import FakeNvml, Gpu
+from fake_nvml import FakeNvml, Gpu, install_driver
 
 from edgespec.memory.device_memory import Nvidia, NvidiaGpu, open_nvml, read_nvidia_driver
 
@@ -20,15 +20,17 @@ def test_the_imitation_has_functions_of_the_real_package_with_their_arguments() 
         assert needed in ([*inspect.signature(getattr(FakeNvml, call)).parameters][1:], ["args", "kwargs"])
 
 
-def test_a_driver_tells_its_version_its_cuda_and_its_gpus_and_is_closed() -> None:
-    library = FakeNvml([Gpu("first", 20, 24), Gpu("second", 1, is_lost=True)])
+def test_a_driver_tells_its_version_its_cuda_and_its_gpus_and_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = install_driver(monkeypatch, Gpu("first", 20, 24), Gpu("second", 1, is_lost=True))
     gpus = (NvidiaGpu("first", 24, 20), NvidiaGpu("second", None, None))
-    assert read_nvidia_driver(library.open) == Nvidia("580.65.06", (13, 1), gpus)
+    assert read_nvidia_driver() == Nvidia("580.65.06", (13, 1), gpus)
     assert (library.num_inits, library.num_open) == (1, 0)
 
 
 def test_without_a_driver_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert read_nvidia_driver(FakeNvml([], has_driver=False).open) is None
+    with monkeypatch.context() as patch:
+        install_driver(patch, has_driver=False)
+        assert read_nvidia_driver() is None
 
     def absent(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file")

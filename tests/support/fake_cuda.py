@@ -21,9 +21,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from fake_nvml import FakeNvml
+from fake_nvml import install_driver
 
-from edgespec.memory.device_memory import DRIVERS, Nvidia, NvidiaGpu
+from edgespec.memory.device_memory import Nvidia, NvidiaGpu
 from edgespec.runtimes import cuda, pass_shapes
 from edgespec.runtimes.cuda import GATE
 from edgespec.simulation.machines import find_machine
@@ -350,6 +350,6 @@ def install(
     driver = Nvidia("580.65.06", (13, 0), tuple(NvidiaGpu(gpu.name, gpu.total, gpu.free) for gpu in gpus))
     patch.setattr("edgespec.runtimes.devices.read_nvidia_driver", lambda: driver)
     patch.setattr("edgespec.runtimes.devices.cuda.find_missing", lambda *about: None)
-    patch.setitem(vars(DRIVERS), "open_nvml", FakeNvml(list(gpus)).open)  # type: ignore[arg-type]
+    install_driver(patch, *gpus)  # type: ignore[arg-type]
     patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return gpus[0]

@@ -1,10 +1,10 @@
 """pynvml with devices whose figures a test sets."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pynvml
+import pytest
 
 
 @dataclass
@@ -65,6 +65,8 @@ class FakeNvml:
         return self
 
 
-def opened(*gpus: Gpu, has_driver: bool = True) -> Callable[[], FakeNvml]:
-    """A driver with these devices, as Drivers takes one."""
-    return FakeNvml(list(gpus), has_driver).open
+def install_driver(patch: pytest.MonkeyPatch, *gpus: Gpu, has_driver: bool = True) -> FakeNvml:
+    """Have a driver with these devices in the place of the machine's."""
+    library = FakeNvml(list(gpus), has_driver)
+    patch.setattr("edgespec.memory.device_memory.open_nvml", library.open)
+    return library
