@@ -1,6 +1,6 @@
 """The document of a benchmark, as `edgespec bench --json` prints it, and reading it back.
 
-Documents of older versions lack some fields. Bounds keep hostile figures out of the charts.
+Bounds keep hostile figures out of the charts.
 """
 
 import json
@@ -105,7 +105,7 @@ class TurnRecord(TypedDict):
     peers: dict[str, PeerAnswer]
 
 
-class Figures(TypedDict, total=False):
+class Figures(TypedDict):
     """ratios are those of answers; ratio_in_passes is in the time of passes and drafts alone."""
 
     tokens_per_pass: Figure | None
@@ -121,9 +121,9 @@ class Category(Figures):
     plain_tokens_per_second: Figure
     speculative_tokens_per_second: Figure
     ratio: Figure
-    ratio_interval: NotRequired[RatioInterval]
-    prompts: NotRequired[Count]
-    drafters: NotRequired[list[str]]
+    ratio_interval: RatioInterval
+    prompts: Count
+    drafters: list[str]
 
 
 class PromptRatio(TypedDict):
@@ -178,7 +178,7 @@ class Sample(TypedDict):
     prompt: str
     answer: str
     ratio: Figure
-    tokens_per_pass: NotRequired[Figure]
+    tokens_per_pass: Figure
     plain: list[Work]
     speculative: list[Work]
 
@@ -197,7 +197,7 @@ class PeerInfo(TypedDict):
     name: str
     way: str
     version: str
-    file: NotRequired[str]
+    file: str
     peak_rss_bytes: Count
     failure: str | None
 
@@ -221,11 +221,11 @@ class PeerRow(PeerInfo):
     """
 
     categories: dict[str, Figure]
-    by_category: NotRequired[dict[str, PeerCategory]]
+    by_category: dict[str, PeerCategory]
     mean_ratio: Figure | None
-    mean_ratio_interval: NotRequired[RatioInterval]
-    speculative_ratio: NotRequired[Figure | None]
-    speculative_ratio_interval: NotRequired[RatioInterval]
+    mean_ratio_interval: RatioInterval
+    speculative_ratio: Figure | None
+    speculative_ratio_interval: RatioInterval
     time_to_first_token_s: Figure | None
     answers: Count
     same_answers: Count
@@ -263,14 +263,14 @@ class BenchSetup(TypedDict, total=False):
     host: dict[str, str]
 
 
-class BenchDocument(Figures, BenchSetup, total=False):
+class BenchDocument(Figures, BenchSetup):
     """ratio, mean_ratio and the like are geometric means over prompts of speculative over plain speed."""
 
-    categories: Required[dict[str, Category]]
-    mean_ratio: Required[Figure | None]
+    categories: dict[str, Category]
+    mean_ratio: Figure | None
     mean_ratio_interval: RatioInterval
     enough_prompts: Count | None  # so many would decide whether drafting is faster, as far as these tell
-    worst_ratio: Required[Figure | None]
+    worst_ratio: Figure | None
     worst_ratio_interval: RatioInterval
     worst: Worst | None
     below_one: list[str]  # categories whose interval lies below 1

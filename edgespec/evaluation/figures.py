@@ -29,16 +29,16 @@ def interval_text(interval: RatioInterval) -> str:
 
 def verdict_text(document: BenchDocument) -> str | None:
     """A sentence that says if drafting pays here; None where nothing was decoded."""
-    ratio, interval = document["mean_ratio"], document.get("mean_ratio_interval")
+    ratio, interval = document["mean_ratio"], document["mean_ratio_interval"]
     if ratio is None:
         return None
-    if document.get("sources") and document.get("acceptance_rate") is None:
+    if document["sources"] and document["acceptance_rate"] is None:
         return "nothing was drafted here, so drafting changes nothing: --drafter names another drafter"
     times = f"drafting makes this model {ratio:.2f} times as fast here"
     if interval is None:
         return f"not decided: {times}, by too few answers to tell; give more prompts, or raise --rounds"
     low, high = interval
-    slower = [name for name in document.get("below_one", ()) if ratio > 1]
+    slower = [name for name in document["below_one"] if ratio > 1]
     if low > 1:
         return times + f", but {', '.join(slower)} slower" * bool(slower)
     if high < 1:
@@ -56,7 +56,7 @@ def verdict_text(document: BenchDocument) -> str | None:
 
 def _wanted(document: BenchDocument) -> str:
     """The prompts that would decide, as far as the spread of these tells."""
-    found, enough = len(document.get("by_prompt", ())), document.get("enough_prompts")
+    found, enough = len(document["by_prompt"]), document["enough_prompts"]
     if found < 2 or enough is None:
         return "measure more prompts"
     step = 5 if enough < 50 else 10
@@ -67,7 +67,7 @@ def _wanted(document: BenchDocument) -> str:
 def decided_text(document: BenchDocument) -> str | None:
     """How many categories are slower or faster by their whole interval; None where there are no intervals."""
     rows = document["categories"]
-    known = {name: interval for name, row in rows.items() if (interval := row.get("ratio_interval"))}
+    known = {name: interval for name, row in rows.items() if (interval := row["ratio_interval"])}
     if not known:
         return None
     slower = [name for name, interval in known.items() if interval[1] < 1.0]
@@ -86,7 +86,7 @@ def decided_text(document: BenchDocument) -> str | None:
 
 def slower_prompts_text(document: BenchDocument) -> str | None:
     """How many prompts are slower than plain decoding by their own intervals, and how many would be by chance."""
-    known = [each["ratio_interval"] for each in document.get("by_prompt", ()) if each["ratio_interval"]]
+    known = [each["ratio_interval"] for each in document["by_prompt"] if each["ratio_interval"]]
     if not known:
         return None
     below = sum(interval[1] < 1.0 for interval in known)
@@ -100,11 +100,9 @@ def peer_label(peer: PeerInfo) -> str:
     return label if len(label) <= _LABEL_CHARACTERS else f"…{label[1 - _LABEL_CHARACTERS :]}"
 
 
-def texts_text(document: BenchDocument) -> str | None:
+def texts_text(document: BenchDocument) -> str:
     """How many answers equal those of plain decoding, and what the others are."""
-    counts = document.get("texts")
-    if counts is None:
-        return None
+    counts = document["texts"]
     others = {
         "part at a near-tie": counts["near_tie"],
         "different": counts["different"],

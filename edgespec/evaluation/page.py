@@ -39,7 +39,7 @@ def page(document: BenchDocument) -> str:
         doc=document,
         # An XML writer escaped all text in the charts.
         charts={name: Markup(svg) for name, svg in _charts(document).items()},
-        positions=figures.drafted_positions(document.get("acceptance_by_position", ())),
+        positions=figures.drafted_positions(document["acceptance_by_position"]),
         few=_FEW,
         verdict=figures.verdict_text(document),
         verdicts=[text for describe in _VERDICTS if (text := describe(document))],
@@ -53,14 +53,14 @@ def _charts(document: BenchDocument) -> dict[str, str]:
         svgs["speed"] = _speed_chart(document)
         if gains := _gains(document):
             svgs["gain"] = ranges(gains, "Gain over plain decoding by category, with 95 % intervals")
-    if counts := figures.drafted_positions(document.get("acceptance_by_position", ())):
+    if counts := figures.drafted_positions(document["acceptance_by_position"]):
         svgs["positions"] = position_bars(
             counts, "Percentage of drafted tokens accepted, by position in the draft"
         )
-    passes = document.get("passes")
-    if passes and passes["step_s"] and passes["widths"]:
+    passes = document["passes"]
+    if passes["step_s"] and passes["widths"]:
         svgs["passes"] = _cost_chart(passes, passes["step_s"])
-    if sample := document.get("sample"):
+    if sample := document["sample"]:
         svgs["sample"] = lanes(sample["plain"], sample["speculative"], "A sample answer, pass by pass")
     return svgs
 
@@ -68,13 +68,12 @@ def _charts(document: BenchDocument) -> dict[str, str]:
 def _gains(document: BenchDocument) -> list[RangeBar]:
     """The mean of all categories and each of them: the interval is thick, the range of answers thin."""
     known = [
-        (_with_count(name, row.get("prompts")), row["ratio"], row.get("ratio_interval"), row.get("ratios"))
+        (_with_count(name, row["prompts"]), row["ratio"], row["ratio_interval"], row["ratios"])
         for name, row in document["categories"].items()
     ]
     mean = document["mean_ratio"]
     if len(known) > 1 and mean:
-        interval = document.get("mean_ratio_interval")
-        known.insert(0, ("mean of the categories", mean, interval, document.get("ratios")))
+        known.insert(0, ("mean of the categories", mean, document["mean_ratio_interval"], document["ratios"]))
     return [
         RangeBar(name, ratio, *(interval or (ratio, ratio)), found["min"], found["max"])
         for name, ratio, interval, found in known
@@ -82,9 +81,7 @@ def _gains(document: BenchDocument) -> list[RangeBar]:
     ]
 
 
-def _with_count(name: str, num_prompts: int | None) -> str:
-    if not num_prompts:
-        return name
+def _with_count(name: str, num_prompts: int) -> str:
     return f"{one_line(name, _CATEGORY_CHARACTERS)} ({num_prompts} prompt{'' if num_prompts == 1 else 's'})"
 
 
@@ -96,10 +93,10 @@ def _speed_chart(document: BenchDocument) -> str:
             Bar("plain", plain, f"{plain:.0f} tokens/s"),
             Bar("fast", fast, f"{fast:.0f} tokens/s · {figures.ratio_text(row['ratio'])}"),
         ]
-        for i, peer in enumerate(document.get("peers", ())):
+        for i, peer in enumerate(document["peers"]):
             if speed := peer["categories"].get(name):
                 bars.append(Bar(f"peer{1 + i % _NUM_PEER_STYLES}", speed, f"{speed:.0f} tokens/s"))
-        groups[_with_count(name, row.get("prompts"))] = bars
+        groups[_with_count(name, row["prompts"])] = bars
     return grouped_bars(groups, "Tokens per second by category")
 
 

@@ -96,9 +96,7 @@ def build_document(
         "worst_ratio_interval": worst["ratio_interval"] if worst else None,
         "worst": worst,
         "below_one": [
-            name
-            for name, row in categories.items()
-            if (interval := row.get("ratio_interval")) is not None and interval[1] < 1.0
+            name for name, row in categories.items() if (interval := row["ratio_interval"]) and interval[1] < 1.0
         ],
         "by_prompt": _prompt_ratios(compared),
         "texts": texts,

@@ -19,8 +19,8 @@ def table(document: BenchDocument) -> str:
     for name, row in document["categories"].items():
         plain, fast = row["plain_tokens_per_second"], row["speculative_tokens_per_second"]
         rows.append((name, f"{plain:.1f}", f"{fast:.1f}", *_cells(row)))
-        for peer in document.get("peers", ()):  # with its speed in the column of speculation
-            if own := peer.get("by_category", {}).get(name):
+        for peer in document["peers"]:  # with its speed in the column of speculation
+            if own := peer["by_category"].get(name):
                 speed = f"{own['tokens_per_second']:.1f}"
                 rows.append((f"  {figures.peer_label(peer)}", "", speed, *_cells(own)))
     width = max(len(name) for name, *_ in rows)
@@ -38,25 +38,25 @@ def _cells(row: Category | PeerCategory) -> tuple[str, ...]:
     """Its ratio to plain decoding, and how it drafted."""
     return (
         f"{row['ratio']:.3f}",
-        figures.interval_text(row.get("ratio_interval")),
-        _number(row.get("tokens_per_pass"), 2),
-        figures.percent_text(row.get("acceptance_rate")),
-        figures.rounds_by_source(row.get("sources", {})),
+        figures.interval_text(row["ratio_interval"]),
+        _number(row["tokens_per_pass"], 2),
+        figures.percent_text(row["acceptance_rate"]),
+        figures.rounds_by_source(row["sources"]),
     )
 
 
 def _verdict_lines(document: BenchDocument) -> Iterator[str]:
-    mean = f"mean ratio {_number(document['mean_ratio'], 3)}{_bracket(document.get('mean_ratio_interval'))}"
-    worst = document.get("worst")
-    mean += f", worst {_number(document['worst_ratio'], 3)}{_bracket(document.get('worst_ratio_interval'))}"
+    mean = f"mean ratio {_number(document['mean_ratio'], 3)}{_bracket(document['mean_ratio_interval'])}"
+    worst = document["worst"]
+    mean += f", worst {_number(document['worst_ratio'], 3)}{_bracket(document['worst_ratio_interval'])}"
     yield mean + (f" in {worst['category']}" if worst else "")
     if drafter := document.get("drafter"):
         yield f"speculative decoding with the drafter {drafter}"
     yield from filter(None, (figures.decided_text(document), figures.slower_prompts_text(document)))
-    if found := document.get("ratios"):
+    if found := document["ratios"]:
         half = figures.middle_half(found)
         yield f"median of {found['count']} answers {found['median']:.3f}; the middle half of them is within {half}"
-    if ratio := document.get("ratio_in_passes"):
+    if ratio := document["ratio_in_passes"]:
         yield f"counting only passes and drafts, without text and handover: {ratio:.3f}"
     yield from filter(None, (figures.texts_text(document), figures.setup_text(document)))
 
@@ -70,21 +70,21 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def _peer_lines(document: BenchDocument) -> Iterator[str]:
-    for peer in document.get("peers", ()):
-        interval = _bracket(peer.get("mean_ratio_interval"))
+    for peer in document["peers"]:
+        interval = _bracket(peer["mean_ratio_interval"])
         speed = (
             f"{figures.ratio_text(peer['mean_ratio'])}{interval} of plain" if peer["mean_ratio"] else "no speed"
         )
-        over_it = peer.get("speculative_ratio")
+        over_it = peer["speculative_ratio"]
         if over_it and peer["name"] == OWN_NAME:
-            interval = _bracket(peer.get("speculative_ratio_interval"))
+            interval = _bracket(peer["speculative_ratio_interval"])
             speed += f"; speculative is {figures.ratio_text(over_it)}{interval} of it"
         failure = f"; {peer['failure']}" if peer["failure"] else ""
         yield (
             f"{peer['name']} {peer['version']} ({peer['way']}): {speed}, {peer['same_answers']} of "
             f"{peer['answers']} answers equal, {figures.size_text(peer['peak_rss_bytes'])}{failure}"
         )
-    if any(peer["name"] == OWN_NAME for peer in document.get("peers", ())):
+    if any(peer["name"] == OWN_NAME for peer in document["peers"]):
         # docs/log/evaluation.md
         yield "what is loaded first may take up to 12 % longer; to see it, exchange --drafter and --compare"
 
@@ -93,10 +93,10 @@ def _more_lines(document: BenchDocument) -> Iterator[str]:
     if (is_deterministic := document.get("deterministic")) is not None:
         mode, way = ("on", "off: --no-deterministic") if is_deterministic else ("off", "on: --deterministic")
         yield f"deterministic mode is {mode}; to measure with it {way}"
-    if first := document.get("time_to_first_token_s"):
-        plain, speculative = (figures.time_text(each) for each in (first["plain"], first["speculative"]))
-        yield f"time to the first token, median: {plain} plain, {speculative} speculative"
-    if counts := figures.drafted_positions(document.get("acceptance_by_position", ())):
+    first = document["time_to_first_token_s"]
+    plain, speculative = (figures.time_text(each) for each in (first["plain"], first["speculative"]))
+    yield f"time to the first token, median: {plain} plain, {speculative} speculative"
+    if counts := figures.drafted_positions(document["acceptance_by_position"]):
         shares = " ".join(f"{kept / drafted:.0%}" for drafted, kept in counts[:_MOST_POSITIONS])
         yield f"drafted tokens accepted, by position in the draft: {shares}"
     if memory := document.get("memory"):

@@ -320,7 +320,7 @@ def test_several_drafters_are_measured_in_one_run(
 def test_a_peer_is_compared_with_plain_decoding_and_with_speculation() -> None:
     """Where each answer takes a quarter of the time of plain decoding, ratios are 4 and those to it a quarter."""
     fast = {"decoded": 100, "decode_s": 0.25, "first_token_s": 0.1, "is_equal": True, "passes": 50}
-    peer: PeerInfo = {"name": "n", "way": "w", "version": "1", "peak_rss_bytes": 1, "failure": None}
+    peer: PeerInfo = {"name": "n", "way": "w", "version": "1", "file": "", "peak_rss_bytes": 1, "failure": None}
     ratios = {"a": (1.5, 1.7, 1.6), "b": (0.9, 1.2, 1.1)}
     turns = [
         turn(ratio, name, prompt, peers={"n (w)": fast})
@@ -426,7 +426,7 @@ def test_prompts_that_are_slower_in_every_round_are_counted() -> None:
 def test_nonsense_has_no_speed(plausible: int, speed: float | None) -> None:
     reply = {"decoded": 100, "decode_s": 2.0, "first_token_s": 0.1, "is_equal": False}
     judged = {**reply, "judged": 32, "plausible": plausible}
-    peer: PeerInfo = {"name": "n", "way": "w", "version": "1", "peak_rss_bytes": 1, "failure": None}
+    peer: PeerInfo = {"name": "n", "way": "w", "version": "1", "file": "", "peak_rss_bytes": 1, "failure": None}
     turns = [turn(1.0, prompt=0, peers={"n (w)": judged}), turn(1.0, prompt=1, peers={"n (w)": reply})]
     (row,) = build_document(SETUP, turns, [peer])["peers"]
     assert row["mean_ratio"] == speed

@@ -42,8 +42,9 @@ def document(tiny_model: Path) -> dict[str, Any]:
 def with_peers(document: dict[str, Any]) -> dict[str, Any]:
     peer = {
         "name": "other", "version": "1", "way": "plain", "file": "m.gguf", "categories": {"a": 5.0},
-        "failure": None,
-        "mean_ratio": 0.5, "time_to_first_token_s": 0.1, "answers": 2, "same_answers": 1, "peak_rss_bytes": 10**8,
+        "by_category": {}, "failure": None, "mean_ratio": 0.5, "mean_ratio_interval": None,
+        "speculative_ratio": None, "speculative_ratio_interval": None, "time_to_first_token_s": 0.1,
+        "answers": 2, "same_answers": 1, "peak_rss_bytes": 10**8,
     }  # fmt: skip
     return {**document, "peers": [peer]}
 
@@ -56,8 +57,9 @@ def with_drafters(document: dict[str, Any]) -> dict[str, Any]:
         "acceptance_rate": 0.5, "sources": {"suffix": {"rounds": 3}},
     }  # fmt: skip
     peer = {
-        "name": "edgespec", "version": "1", "way": f"--drafter {'long/' * 9}head", "categories": {"a": 5.0},
-        "by_category": {"a": row}, "failure": None, "mean_ratio": 1.25, "mean_ratio_interval": (1.0, 1.5),
+        "name": "edgespec", "version": "1", "way": f"--drafter {'long/' * 9}head", "file": "",
+        "categories": {"a": 5.0}, "by_category": {"a": row}, "failure": None,
+        "mean_ratio": 1.25, "mean_ratio_interval": (1.0, 1.5),
         "speculative_ratio": 1.1, "speculative_ratio_interval": (1.05, 1.15), "time_to_first_token_s": 0.1,
         "answers": 2, "same_answers": 2, "peak_rss_bytes": 10**8,
     }  # fmt: skip
@@ -145,7 +147,10 @@ def test_document_of_a_run_that_stalled_is_read_back(document: dict[str, Any], t
     assert "the speeds lie too far apart" in shown.splitlines()[0]
 
 
-SPREAD = {"mean_ratio": 1.1, "by_prompt": [{}] * 3, "categories": {}}
+SPREAD = {
+    "mean_ratio": 1.1, "mean_ratio_interval": None, "by_prompt": [{}] * 3, "enough_prompts": None, "below_one": [],
+    "sources": {}, "acceptance_rate": None, "categories": {},
+}  # fmt: skip
 BOTH = (0.9, 1.34)
 
 
@@ -191,7 +196,9 @@ def test_page_is_well_formed_and_refers_to_nothing_outside(with_peers: dict[str,
     charts = [attributes for tag, attributes in found.tags if tag == "svg"]
     assert len(charts) == 5
     assert all(each["role"] == "img" and each["aria-label"] for each in charts)
-    assert sum(tag == "table" for tag, _ in found.tags) == len(charts) + 2  # of the peers and the machine
+    assert (
+        sum(tag == "table" for tag, _ in found.tags) == len(charts) + 3
+    )  # of the peers, also by category, and the machine
 
 
 def test_other_drafters_have_their_ratios_by_category(with_drafters: dict[str, Any], tmp_path: Path) -> None:
@@ -279,23 +286,6 @@ def test_an_interval_is_drawn_whole_or_its_cut_ends_are_marked() -> None:
     assert middles(0.3, 3.9) == ([], pytest.approx([2, 98]))
     assert middles(0.9, 50.0)[0] == ["▶"]
     assert middles(0.001, 1000.0) == (["◀", "▶"], pytest.approx([2, 98]))
-
-
-def test_document_of_an_older_version_is_shown_as_far_as_it_goes(document: dict[str, Any], tmp_path: Path) -> None:
-    kept = (
-        "plain_tokens_per_second",
-        "speculative_tokens_per_second",
-        "ratio",
-        "tokens_per_pass",
-        "acceptance_rate",
-    )
-    old = {key: document[key] for key in ("model", "mean_ratio", "worst_ratio", "machine")}
-    old["categories"] = {name: {key: row[key] for key in kept} for name, row in document["categories"].items()}
-    path = tmp_path / "old.json"
-    path.write_text(json.dumps(old))
-    read = read_document(path)
-    assert "mean ratio" in table(read)
-    assert Page(page(read)).open == []
 
 
 def test_document_without_answers_is_shown(document: dict[str, Any]) -> None:
