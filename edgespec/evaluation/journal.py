@@ -19,6 +19,7 @@ from edgespec.system.typed_json import read_as
 
 _LARGEST_BYTES = 1 << 28
 _KIND = "edgespec bench journal"
+_LASTING = ("model", "weights_sha256", "drafter", "drafter_sha256", "devices", "mode", "plain")
 
 
 class Unit(TypedDict):
@@ -106,18 +107,9 @@ class Journal:
             raise UsageError(f"cannot write {self._path}: {error.strerror}") from None
 
 
-def _lasting(setup: BenchSetup) -> dict[str, Any]:
+def _lasting(setup: Mapping[str, Any]) -> dict[str, Any]:
     """What the figures of one file have in common: model, drafter, devices, machine and versions."""
-    return {
-        "model": setup["model"],
-        "weights_sha256": setup.get("weights_sha256"),
-        "drafter": setup.get("drafter"),
-        "drafter_sha256": setup.get("drafter_sha256") or None,  # unknown in older files
-        "devices": setup.get("devices"),
-        "mode": setup.get("mode"),
-        "plain": setup.get("plain"),
-        **setup.get("host", {}),
-    }
+    return {**{name: setup.get(name) for name in _LASTING}, **setup.get("host", {})}
 
 
 def read_journal(path: Path) -> Journal | None:
