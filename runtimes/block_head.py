@@ -17,7 +17,7 @@ from edgespec.decoding.hidden_states import States
 from edgespec.errors import require_context
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime
-from edgespec.runtimes.head_parts import HeadDecoder, HeadFolder, HeadGraph
+from edgespec.runtimes.head_parts import HeadDecoder, HeadFolder, HeadGraph, place_in_draft
 from edgespec.runtimes.kv_caches import SharedCache
 from edgespec.runtimes.session import SessionOptions, new_run_options, translate_errors, translate_memory_errors
 from edgespec.types import Logits, TokenIds
@@ -111,11 +111,7 @@ class BlockHead(HeadDecoder, Cache):
         self._held, self._draft = tokens, _NO_DRAFT
 
     def _place(self, tokens: TokenIds) -> int | None:
-        """Which token of the draft follows tokens; None where it does not reach there."""
-        begun = self._draft.tokens
-        place = len(tokens) - len(begun)
-        is_in = len(begun) > 0 and 0 <= place < self._passes.num_drafted
-        return place if is_in and np.array_equal(begun, tokens[: len(begun)]) else None
+        return place_in_draft(self._draft.tokens, tokens, self._passes.num_drafted)
 
     def _row(self, tokens: TokenIds) -> Logits:
         """The row after tokens, [num_columns]."""

@@ -51,6 +51,13 @@ class HeadFolder:
         return self.manifest.head
 
 
+def place_in_draft(begun: TokenIds, tokens: TokenIds, num_places: int) -> int | None:
+    """Which token of a draft that was begun after a text follows tokens; None where it does not reach there."""
+    place = len(tokens) - len(begun)
+    is_in = len(begun) > 0 and 0 <= place < num_places
+    return place if is_in and np.array_equal(begun, tokens[: len(begun)]) else None
+
+
 class HeadDecoder(Decoder):
     """The parts that heads of all kinds have. Each kind gives rows over its own columns.
 

@@ -12,7 +12,7 @@ from edgespec.decoding.decoder import Cache, Can, Decoder, ForwardingDecoder, Pa
 from edgespec.decoding.hidden_states import States
 from edgespec.manifest import Parallel
 from edgespec.runtimes.attention_bias import TreeLayout
-from edgespec.runtimes.head_parts import HeadFolder
+from edgespec.runtimes.head_parts import HeadFolder, place_in_draft
 from edgespec.runtimes.recurrent_head import MAX_UNREAD, RecurrentHead
 from edgespec.runtimes.session import SessionOptions
 from edgespec.types import Logits, TokenIds, append
@@ -43,10 +43,9 @@ class ParallelDecoder(ForwardingDecoder, Cache):
         return num_tokens
 
     def run(self, given: Pass) -> Rows:
-        tokens = given.tokens
-        place = len(tokens) - len(self._begun)
-        is_draft = given.num_rows == 1 and not given.is_tree and place >= 0 and len(self._begun) > 0
-        if not is_draft or not np.array_equal(tokens[: len(self._begun)], self._begun):
+        tokens, has_one_row = given.tokens, given.num_rows == 1 and not given.is_tree
+        place = place_in_draft(self._begun, tokens, self.context_length) if has_one_row else None
+        if place is None:
             return self._decoder.run(given)
         if place >= self._parallel.num_tokens:
             num_whole = place - place % self._parallel.num_tokens
@@ -112,10 +111,7 @@ class ParallelHead(RecurrentHead):
         return self._features.num_known(tokens[num_skipped:]) >= len(tokens) - num_skipped - 1
 
     def _place(self, tokens: TokenIds) -> int | None:
-        """Which token of the draft follows tokens; None where it does not reach there."""
-        place = len(tokens) - len(self._begun)
-        is_in = len(self._begun) > 0 and 0 <= place <= len(self._masks)
-        return place if is_in and np.array_equal(self._begun, tokens[: len(self._begun)]) else None
+        return place_in_draft(self._begun, tokens, len(self._masks) + 1)
 
     def _rows_after(self, tokens: TokenIds, num_last: int) -> Logits:
         place = self._place(tokens) if num_last == 1 else None

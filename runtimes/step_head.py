@@ -13,7 +13,7 @@ import numpy as np
 from edgespec.decoding.decoder import Can, CorrectableHead
 from edgespec.decoding.head_rows import contexts_in, correct
 from edgespec.decoding.hidden_states import States
-from edgespec.runtimes.head_parts import HeadDecoder, HeadFolder, HeadGraph
+from edgespec.runtimes.head_parts import HeadDecoder, HeadFolder, HeadGraph, place_in_draft
 from edgespec.runtimes.session import SessionOptions
 from edgespec.types import Logits, TokenIds
 
@@ -86,8 +86,7 @@ class StepHead(HeadDecoder, CorrectableHead):
     def _row(self, tokens: TokenIds) -> Logits:
         """The row after tokens, [1, columns]."""
         begun, drafted = self._begun, tokens[len(self._begun) :].tolist()
-        is_draft = bool(self._states) and len(begun) <= len(tokens) < len(begun) + len(self._steps)
-        if not is_draft or not np.array_equal(begun, tokens[: len(begun)]):
+        if not self._states or place_in_draft(begun, tokens, len(self._steps)) is None:
             place = len(tokens) - 2
             known = self._features.read(tokens, place, 1) if place >= 0 else self._features.none
             state = known[None] if len(known) else np.zeros((1, 1, self._head.state_size), np.float32)
