@@ -72,7 +72,7 @@ class HeadDecoder(Decoder):
         self._head, self._store = folder.head, folder.hidden_states
         self._whole = WholeRows(folder.subset, self.vocab_size)
         self._features = Features(folder, **options)
-        self._confidence: float | None = None
+        self._confidence: float | None = None  # in the last row, of heads that give it
         self.correction: Correct | None = None
         self._lock = Lock()
         self.expect_drafts(True)

@@ -35,7 +35,7 @@ from edgespec.runtimes.session import (
 from edgespec.system.cancel import Cancel
 from edgespec.system.context_managers import contextmanager
 from edgespec.system.system_info import read_l2_bytes
-from edgespec.types import Logits, Row, TokenIds
+from edgespec.types import Logits, TokenIds
 
 _HALF = "tensor(float16)"
 _NUM_LOGITS = "num_logits"  # the name of a dimension of outputs: tokens that get logits, and not all
@@ -51,7 +51,6 @@ class Passes:
         manifest: Manifest,
         device: Device,
         token_outputs: Sequence[str] = (),
-        row_outputs: Sequence[str] = (),
         **options: Unpack[SessionOptions],
     ) -> None:
         """Load the graph; raises as open_session does.
@@ -59,7 +58,6 @@ class Passes:
         Args:
             token_outputs: Outputs with a row for each token of a pass, [1, num_tokens, width], float32, which each
                 pass copies to the host; those of options' hidden_layers by default.
-            row_outputs: Outputs with a number for each row of logits, [1, num_rows], float32, which it copies too.
         """
         self._manifest, self._device = manifest, device
         self._names = manifest.signature
@@ -81,7 +79,6 @@ class Passes:
         token_outputs = token_outputs or [f"{HIDDEN_STATES}{layer}" for layer in options.get("hidden_layers", ())]
         self._token_widths = {name: int(given[name].shape[2]) for name in token_outputs}
         self._of_rows = {name for name in token_outputs if given[name].shape[1] == _NUM_LOGITS}
-        self._row_outputs = tuple(row_outputs)
         self._memory = device.memory, device.memory_index
         self._has_arena = device.provider == cuda.PROVIDER
         self._passing = cuda.GATE if self._has_arena else nullcontext()
@@ -109,7 +106,6 @@ class Passes:
         self._ones = np.ones((1, 0), np.int64)
         self.token_rows: Mapping[str, Logits] = {}  # of the last pass, by output, [num_tokens, width]
         self.wants_token_rows = True  # otherwise passes leave them where they are made
-        self.row_numbers: dict[str, Row] = {}  # of the last pass, by output, [num_rows]
         self._own = local()
         self._options = new_run_options()  # for the runs that go on, or the last one
         self._shrinks = False  # whether these give memory back
@@ -193,7 +189,7 @@ class Passes:
 
     def part(self, tokens: TokenIds, num_past: int, num_rows: int, num_padded: int = 0) -> Part | None:
         """The pass as one of several that run as one; None where it cannot be."""
-        if not isinstance(self.cache, SharedCache) or self._row_outputs:
+        if not isinstance(self.cache, SharedCache):
             return None
         return Part(self.cache, tokens, num_past, num_rows, num_padded, self._wanted_widths)
 
@@ -275,7 +271,6 @@ class Passes:
             token_rows = {name: self._bind_new(name, nums[name], width) for name, width in wanted.items()}
             for name in self._token_widths.keys() - wanted.keys():
                 self._binding.bind_output(name, *self._memory)
-            row_numbers = {name: self._bind_new(name, num_given) for name in self._row_outputs}
             stop = max(num_rows, num_given - num_padded)
             fetched = self._bind_outputs(output, num_given, stop - num_rows, stop)
         if self.graphs and self._shrinks:
@@ -284,7 +279,6 @@ class Passes:
             self.caller.on_begin()
             self._session.run_with_iobinding(self._binding, self._options)
         self.cache.collect()
-        self.row_numbers = {name: numbers[stop - num_rows : stop] for name, numbers in row_numbers.items()}
         # The buffer is that of the thread, which another caller may share.
         rows: Logits = fetched.astype(np.float32, copy=self.graphs is not None)
         kept = {name: slice(stop - num_rows, stop) for name in self._of_rows}
@@ -383,10 +377,10 @@ class Passes:
         self._binding.bind_output(fetched, "cpu", 0, kind, shape, held[fetched].ctypes.data)
         return held[fetched][0, first:end]
 
-    def _bind_new(self, name: str, *shape: int) -> npt.NDArray[np.float32]:
-        """Returns a new array for an output, [1, *shape], which the pass fills."""
-        array = np.empty(shape, np.float32)
-        self._binding.bind_output(name, "cpu", 0, np.float32, (1, *shape), array.ctypes.data)
+    def _bind_new(self, name: str, num_rows: int, width: int) -> Logits:
+        """Returns a new array for an output, [1, num_rows, width], which the pass fills."""
+        array = np.empty((num_rows, width), np.float32)
+        self._binding.bind_output(name, "cpu", 0, np.float32, (1, num_rows, width), array.ctypes.data)
         return array
 
     @property

@@ -52,10 +52,9 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
         if has_trees:
             manifest = tree_manifest(manifest, device)
         self._device, self._has_trees = device, has_trees
-        confidence = ["confidence"] if folder.head.has_confidence else []
         self._is_deterministic = options.get("deterministic", False)
         own = replace(manifest, vocab_size=self._whole.num_columns)
-        self._passes = Passes(folder.path / own.graph, own, device, ["state"], confidence, **options)
+        self._passes = Passes(folder.path / own.graph, own, device, ["state"], **options)
         self._state_size = folder.head.state_size
         self._own = OwnStates(self._state_size)
         self._held = np.zeros(0, np.int32)  # tokens of the text; slots for all but the first
@@ -234,8 +233,6 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
         made = self._passes.token_rows["state"][-_MOST_STATES:]
         self._own.drop_from(start)  # of tokens that were there before
         self._own.put(start + num_tokens - len(made), made)
-        numbers = self._passes.row_numbers.get("confidence")
-        self._confidence = None if numbers is None else float(numbers[-1])
         return rows
 
     def run(self, given: Pass) -> Rows:

@@ -329,8 +329,6 @@ def _expected_values(manifest: Manifest) -> tuple[_Values, _Values]:
     if head := manifest.head:
         inputs["hidden"] = (("float",), (1, "new", head.state_size))
         outputs["state"] = (("float",), (1, "new", head.state_size))
-        if head.has_confidence:
-            outputs["confidence"] = (("float",), (1, "rows"))
     for layer in manifest.hidden_layers:
         outputs.setdefault(f"{HIDDEN_STATES}{layer}", (("float",), (1, "new", _ANY)))
     return inputs, outputs

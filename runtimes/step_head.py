@@ -17,8 +17,6 @@ from edgespec.runtimes.head_parts import HeadDecoder, HeadFolder, HeadGraph, pla
 from edgespec.runtimes.session import SessionOptions
 from edgespec.types import Logits, TokenIds
 
-_INPUTS = {"input_ids", "hidden"}
-
 
 class StepHead(HeadDecoder, CorrectableHead):
     """A head of steps as a function from tokens to logits, which reads a target's hidden states from their store.
@@ -33,9 +31,8 @@ class StepHead(HeadDecoder, CorrectableHead):
         head = folder.head
         names = dict.fromkeys(head.step_graphs)
         graphs = {name: HeadGraph(folder.path / name, folder.device, **options) for name in names}
-        outputs = {"logits", "state"} | ({"confidence"} if head.has_confidence else set())
         for graph in graphs.values():
-            graph.require(_INPUTS, outputs)
+            graph.require({"input_ids", "hidden"}, {"logits", "state"})
         self._steps = [graphs[name] for name in head.step_graphs]
         self._begun = np.zeros(0, np.int32)  # the text whose last token the first step takes
         self._drafted: list[int] = []  # tokens after it that steps have taken
@@ -106,6 +103,4 @@ class StepHead(HeadDecoder, CorrectableHead):
     def _run(self, step: int, token: int, state: States) -> tuple[Logits, States]:
         found = self._steps[step](input_ids=np.array([[token]], np.int64), hidden=state)
         self.num_fed += 1
-        confidence = found.get("confidence")
-        self._confidence = None if confidence is None else float(confidence.ravel()[-1])
         return found["logits"][0].astype(np.float32, copy=False), found["state"]

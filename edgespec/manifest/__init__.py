@@ -208,7 +208,7 @@ class Head:
     step_graphs: A graph for each token of a draft; of the kinds steps and block.
     block_tokens: Tokens of a block, the known one included; of a recurrent head, how many it drafts in a pass.
     mask_token_id: Stands for each token that is not known yet, in heads that draft several in a pass.
-    has_confidence: Each step gives the chance that its token is accepted, too.
+    has_confidence: Each step of a block gives the chance that its token is accepted, too.
     reads_all: It attends to the whole text, as its target does; another recurrent head reads the end alone.
     """
 
