@@ -30,7 +30,7 @@ from edgespec.decoding.decoder import (
 )
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.decoding.pass_queue import Caller
-from edgespec.errors import ContextOverflow, MemoryExhausted, require_context
+from edgespec.errors import MemoryExhausted, require_context
 from edgespec.manifest import Manifest
 from edgespec.runtimes.device_checks import DeviceChecks, report_slow_check
 from edgespec.runtimes.device_rows import to_argmax
@@ -72,12 +72,8 @@ class OnnxDecoder(Decoder, Cache, Forks):
         self._logits_name, self._best_name = manifest.signature.logits, manifest.signature.best
         layers = options.get("hidden_layers", ())
         checks = None if device.memory == "cpu" else DeviceChecks(folder, manifest, device)
-        if (
-            checks
-            and device.records_passes
-            and (known := checks.read())
-            and known.replays[self._deterministic] is False
-        ):
+        known = checks.read() if checks and device.records_passes else None
+        if known and known.replays[self._deterministic] is False:
             _log.info("'%s' replays no passes (CUDA graphs), as an earlier check has found", device.name)
             device = replace(device, records_passes=False)
         self._passes = Passes(folder / manifest.graph, manifest, device, **options)
@@ -186,8 +182,7 @@ class OnnxDecoder(Decoder, Cache, Forks):
 
     def run(self, given: Pass) -> Rows:
         tokens, num_rows = given.tokens, given.num_rows
-        if len(tokens) > self.context_length:
-            raise ContextOverflow(len(tokens), self.context_length)
+        require_context(len(tokens), self.context_length)
         assert 1 <= num_rows <= len(tokens)
         with self._lock, translate_memory_errors("running a pass"):
             self._begin()
