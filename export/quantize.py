@@ -45,10 +45,8 @@ def quantize_symmetric(weights: Floats, bits: int, block_size: int) -> Blocks:
     block, plain = _split(weights, bits, block_size)
     middle = np.float32(1 << (bits - 1))
     best, best_scales = np.zeros_like(block), np.zeros_like(plain)
-    levels, product = (
-        np.empty_like(block),
-        np.empty_like(block),
-    )  # arrays that are used again: a quarter of the time
+    # Arrays that are used again take a quarter of the time.
+    levels, product = np.empty_like(block), np.empty_like(block)
     least: Floats = np.full_like(plain, np.inf)
     for share in _SCALES:
         scales = plain * np.float32(share)

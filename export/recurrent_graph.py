@@ -81,12 +81,10 @@ class RecurrenceWriter:
         if self._has_edges:
             pads = write.ints(0, 1, 0, 0, 1, 0)
             parts = [write.op("Pad", part, pads) for part in parts]
-        cut = [
-            write.nodes.node(
-                "Split", [part, spans.lengths], [ir.Value(name=f"{i}.{at}.{n}") for n in "ab"], axis=1
-            )
-            for at, part in enumerate(parts)
-        ]
+        cut = []
+        for at, part in enumerate(parts):
+            halves = [ir.Value(name=f"{i}.{at}.{n}") for n in "ab"]
+            cut.append(write.nodes.node("Split", [part, spans.lengths], halves, axis=1))
         settled, guessed = zip(*cut, strict=True)
         first = ir.Value(name=f"{i}.settled")
         write.nodes.node("LinearAttention", [*settled[:3], past, *settled[3:]], [first, present], **how)

@@ -194,10 +194,8 @@ class _Reference:
         self, i: int, rows: list[Floats], kept: dict[int, tuple[list[Floats], list[Floats]]]
     ) -> list[Floats]:
         """kept: Keys and values by layer, for those that read them later."""
-        layer, (q, *own) = (
-            self.config.layers[i],
-            [self._linear(rows, f"{i}.{part}") for part in self.config.projections(i)],
-        )
+        layer = self.config.layers[i]
+        q, *own = (self._linear(rows, f"{i}.{part}") for part in self.config.projections(i))
         k, v = (own[0], own[-1]) if own else ([], [])
         if self.config.norms_values:
             v = [self._norm_heads(i, x) for x in v]
@@ -251,11 +249,9 @@ class _Reference:
         return _scaled(self._linear(gated, f"{i}.mamba_out"), rule.scales.output)
 
     def _delta(self, i: int, rows: list[Floats]) -> list[Floats]:
-        rule, own = (
-            self.config.layers[i].delta,
-            {part: self.tensors[f"{i}.delta_{part}"].vector() for part in _DELTA},
-        )
+        rule = self.config.layers[i].delta
         assert rule is not None
+        own = {part: self.tensors[f"{i}.delta_{part}"].vector() for part in _DELTA}
         projected = [self._linear(rows, f"{i}.delta_{part}") for part in ("qkv", "z", "a", "b")]
         gated = []
         for qkv, z, a, b in zip(*projected, strict=True):

@@ -192,10 +192,7 @@ def _load_huggingface(folder: Path, context_length: int | None, sizes: Sizes) ->
     if head and (pooling or (is_tied and (sizes or head.holds_same(stored["model.embed_tokens.weight"])))):
         del stored["lm_head.weight"]
     elif head and is_tied:  # transformers takes it too
-        notes = (
-            *notes,
-            "its config.json says that its head is its embedding, but it has another head, which is used",
-        )
+        notes += ("its config.json says that its head is its embedding, but it has another head, which is used",)
     sha256 = "" if sizes else join_hashes(sorted({tensor.path for tensor in stored.values()}))
     return LoadedSource(
         config=config,

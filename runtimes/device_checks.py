@@ -136,9 +136,8 @@ def _key(manifest: Manifest, device: Device) -> str:
 WIDTHS = (256, 64, 16)
 _NARROW = 8
 _LEAST_TOKENS = 2 * WIDTHS[-1]  # so that a pass has others before it
-_BUDGET_S = (
-    30.0  # of the passes that are compared: a GPU of an old laptop takes less for all, a GPU in software hours
-)
+# Of the passes that are compared: a GPU of an old laptop takes less for all, a GPU in software hours.
+_BUDGET_S = 30.0
 _SLOW = "checking that '%s' computes this model correctly, which is done once"
 _QUIET_S = 2.0  # a check that takes longer is reported
 

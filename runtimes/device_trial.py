@@ -93,10 +93,8 @@ class DeviceTrial:
         seconds_of, widest = cache(self._seconds_of), min(sound.max_width, decoder.context_length // 2)
         fast = same = None
         if not self._device.is_software:
-            fast, same = (
-                choose_shapes(seconds_of, widest),
-                choose_same_shapes(seconds_of, widest, self._reads_alike),
-            )
+            fast = choose_shapes(seconds_of, widest)
+            same = choose_same_shapes(seconds_of, widest, self._reads_alike)
         return DeviceCheck(
             max_pass_tokens=sound.max_width,
             num_compared=len(sound.rows),

@@ -313,9 +313,7 @@ class Manifest:
     head: Head | None = None  # of a drafting head, whose graphs take hidden states of its target
     parallel: Parallel | None = None
     pooling: Pooling | None = None  # of a model that was trained for embeddings
-    gathered_bytes: Index = (
-        0  # of weights of which a pass reads the rows of its tokens, and leaves the others in the file
-    )
+    gathered_bytes: Index = 0  # of weights of which a pass reads the rows of its tokens alone
     half_bytes: Index = 0  # of other weights that are stored as half floats, which the CPU widens
     vocab_subset: str | None = None  # of a drafter with a trimmed head: file that names the token of each row
     check: Check | None = None

@@ -202,10 +202,7 @@ class _AssistantWriter:
 
 
 def _plan(source: HeadSource, target: LoadedSource) -> HeadPlan:
-    text, reader = (
-        SourceSettings(source.settings.path, dict(nested(source.settings, "text_config"))),
-        Reader(source),
-    )
+    text, reader = SourceSettings(source.settings.path, nested(source.settings, "text_config")), Reader(source)
     require_hidden_size(source, target, source.settings.count("backbone_hidden_size"))
     kinds = text.get("layer_types", [])
     sources = {kind: _last_with_keys(source, target, kind) for kind in dict.fromkeys(kinds)}
