@@ -5,9 +5,9 @@ A row for target and one for drafter, on one scale of time.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from html import escape
 from itertools import pairwise
 from typing import NamedTuple
-from xml.etree.ElementTree import Element, SubElement, tostring
 
 from edgespec.draft.timeline import Interval, Strip, draw_strips
 from edgespec.simulation.schedules import Scenario, VirtualLane, decode, virtual_devices
@@ -77,7 +77,6 @@ def observe(scenario: Scenario, schedule: str) -> ObservedRun:
     return ObservedRun(schedule, length_s, tuple(passes), tuple(each for each in cut if each[0] < each[1]))
 
 
-_PLACE = "PICTURE"
 # Kinds of work in a picture.
 ACCEPTED, REJECTED, OWN = "accepted", "rejected", "the target's own token"
 WAITED, PREFETCHED = "drafted while the target waits", "prefetched: drafted while the target works"
@@ -118,12 +117,7 @@ def _drafts(run: ObservedRun) -> Iterator[Interval]:
 
 def page(picture: str, title: str, lines: Sequence[str]) -> str:
     """An HTML document with a picture and lines of text below it."""
-    html = Element("html", lang="en")
-    head, body = SubElement(html, "head"), SubElement(html, "body")
-    SubElement(head, "meta", charset="utf-8")
-    SubElement(head, "title").text = title
-    SubElement(head, "style").text = "body { margin: 24px; font: 14px system-ui, sans-serif; color: #222 }"
-    SubElement(body, "p").text = _PLACE
-    SubElement(body, "pre").text = "\n".join(lines)
-    document = tostring(html, encoding="unicode", method="html")
-    return "<!doctype html>\n" + document.replace(f"<p>{_PLACE}</p>", picture)
+    style = "body { margin: 24px; font: 14px system-ui, sans-serif; color: #222 }"
+    named, text = (escape(each, quote=False) for each in (title, "\n".join(lines)))
+    head = f'<head><meta charset="utf-8"><title>{named}</title><style>{style}</style></head>'
+    return f'<!doctype html>\n<html lang="en">{head}<body>{picture}<pre>{text}</pre></body></html>'
