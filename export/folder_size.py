@@ -1,8 +1,7 @@
 """The size of a model folder before it is written: its graphs are built over weights that are only counted."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from edgespec.export.sources import LoadedSource
 from edgespec.export.static_graph import StaticGraph
 from edgespec.export.tensors import Tensors, unread
 from edgespec.export.vocabulary import Vocabulary
-from edgespec.export.weights import WeightsFile, aligned
+from edgespec.export.weights import Parts, WeightsFile, aligned
 from edgespec.manifest import Manifest
 from edgespec.types import Range
 
@@ -66,19 +65,8 @@ class _CountedWeights(WeightsFile):
     def __init__(self, path: Path) -> None:
         self.path, self.end, self._written = path, 0, {}
 
-    def append(
-        self,
-        name: str,
-        parts: Iterable[npt.NDArray[np.generic]],
-        shape: Iterable[int],
-        dtype: ir.DataType | None = None,
-    ) -> ir.Value:
-        """Count a tensor; the first of its parts gives its type, and no other is made."""
-        if (known := self.find(name)) is not None:
-            return known
-        first, extents = next(iter(parts)), list(shape)
-        dtype = dtype or ir.DataType.from_numpy(first.dtype)
-        length = int(prod(extents) * dtype.itemsize)
-        start = aligned(self.end, length)
-        self.end = start + length
-        return self.initializer(name, dtype, extents, start, length)
+    def _place(self, first: npt.NDArray[np.generic], others: Parts, num_bytes: int) -> int:
+        """Count an array; no other part than the first, which gives its type, is made."""
+        start = aligned(self.end, num_bytes)
+        self.end = start + num_bytes
+        return start

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
+from itertools import chain
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import onnx_ir as ir
 # ONNX Runtime maps external data by page.
 _ALIGNMENT = 4096
 _SMALL_ALIGNMENT = 64
+Parts = Iterable[npt.NDArray[np.generic]]
 
 
 def aligned(end: int, num_bytes: int) -> int:
@@ -42,27 +45,18 @@ class WeightsFile:
         """Make appended arrays readable for others."""
         self._file.flush()
 
-    def append(
-        self,
-        name: str,
-        parts: Iterable[npt.NDArray[np.generic]],
-        shape: Iterable[int],
-        dtype: ir.DataType | None = None,
-    ) -> ir.Value:
+    def append(self, name: str, parts: Parts, shape: Iterable[int], dtype: ir.DataType | None = None) -> ir.Value:
         """Write parts one after another as one tensor of the given shape.
 
         dtype is the type of the parts unless given (bfloat16 arrives as bytes).
         """
         if (known := self.find(name)) is not None:
             return known
-        parts = iter(parts)
-        first = next(parts)
-        start = aligned(self.end, first.nbytes)
-        self._write(np.zeros(start - self.end, np.uint8))
-        self._write(first)
-        for part in parts:
-            self._write(part)
-        return self.initializer(name, dtype or ir.DataType.from_numpy(first.dtype), shape, start, self.end - start)
+        others, extents = iter(parts), list(shape)
+        first = next(others)
+        kind = dtype or ir.DataType.from_numpy(first.dtype)
+        start = self._place(first, others, int(prod(extents) * kind.itemsize))
+        return self.initializer(name, kind, extents, start, self.end - start)
 
     def find(self, name: str) -> ir.Value | None:
         """A new initializer over the array of a name, if there is one; a value belongs to one graph."""
@@ -80,7 +74,11 @@ class WeightsFile:
         self._written[name] = tensor
         return ir.val(name, const_value=tensor)
 
-    def _write(self, part: npt.NDArray[np.generic]) -> None:
-        self._file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
-        self.end += part.nbytes
-        self._progress(self.end)
+    def _place(self, first: npt.NDArray[np.generic], others: Parts, num_bytes: int) -> int:
+        """Write the parts of an array, which has num_bytes; returns where it begins."""
+        start = aligned(self.end, first.nbytes)
+        for part in chain([np.zeros(start - self.end, np.uint8), first], others):
+            self._file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+            self.end += part.nbytes
+            self._progress(self.end)
+        return start

@@ -43,8 +43,8 @@ def after(owner, name):
     setattr(owner, name, lambda *arguments, **settings: die(step(*arguments, **settings)))
 
 def in_the_fifth_write():
-    write, count = weights.WeightsFile._write, iter(range(99))
-    weights.WeightsFile._write = lambda self, part: die() if next(count) == 4 else write(self, part)
+    write, count = weights.WeightsFile._place, iter(range(99))
+    weights.WeightsFile._place = lambda *given: die() if next(count) == 4 else write(*given)
 
 def exporting(prepare):
     if (pid := os.fork()) == 0:
@@ -228,7 +228,7 @@ def test_largest_file_that_is_reached_while_writing_leaves_nothing(
 
 
 WRITES = {
-    "weights": "edgespec.export.weights.WeightsFile._write",
+    "weights": "edgespec.export.weights.WeightsFile._place",
     "graph": "edgespec.export.convert.ir.save",
     "texts": "pathlib.Path.write_text",
     "manifest": "edgespec.export.output.write_manifest",
