@@ -81,12 +81,9 @@ class BlockShape:
         head = manifest.head
         assert head is not None
         assert head.fuse_graph is not None
-        graphs = {
-            manifest.graph: _BlockWriter(self, LayerWriter(self.config, tensors, weights, rule)).build(),
-            head.fuse_graph: build_fuse(
-                LayerWriter(self.config, tensors, weights, rule), norm_behind="state_norm"
-            ),
-        }
+        writer = partial(LayerWriter, self.config, tensors, weights, rule)
+        graphs = {manifest.graph: _BlockWriter(self, writer()).build()}
+        graphs[head.fuse_graph] = build_fuse(writer(), norm_behind="state_norm")
         for file in head.step_graphs:
             graphs[file] = self._build_step(StepWriter(tensors, weights, rule))
         return graphs
@@ -198,14 +195,10 @@ class _BlockWriter:
         names = [f"{part}_kernels.{i}" for i in range(2 * num_taps)]
         shares = write.nodes.split(write.product(f"{part}_kernels", x), names)
         kernels = write.tensors[f"{part}_kernel"].vector().astype(write.floats).reshape(-1, groups, size)
-        names = [f"{part}_kernel.{i}" for i in range(2 * num_taps)]
-        constants = [
-            write.weights.append(*each, [groups, size]) for each in zip(names, kernels[:, None], strict=True)
-        ]
-        one_each = self.ints(self.block.num_tokens, groups, 1)
-        taps = [
-            op("Add", *each) for each in zip(constants, (op("Reshape", y, one_each) for y in shares), strict=True)
-        ]
+        one_each, taps = self.ints(self.block.num_tokens, groups, 1), []
+        for i, (share, kernel) in enumerate(zip(shares, kernels, strict=True)):
+            own = write.weights.append(f"{part}_kernel.{i}", [kernel], [groups, size])
+            taps.append(op("Add", own, op("Reshape", share, one_each)))
         return self._sum_rows(x, taps[:num_taps]), partial(self._sum_rows, taps=taps[num_taps:])
 
     def _sum_rows(self, x: ir.Value, taps: Values) -> ir.Value:

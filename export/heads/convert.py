@@ -12,7 +12,7 @@ from edgespec.export.folder_size import written_bytes
 from edgespec.export.heads.dialects import find_dialect
 from edgespec.export.heads.head_source import HeadPlan, HeadSource
 from edgespec.export.layout import VOCAB_SUBSET
-from edgespec.export.options import Trimming, frequent_tokens, require_head_size
+from edgespec.export.options import Trimming, frequent_tokens
 from edgespec.export.output import ExportProgress, atomic_folder, finish, hash_files, require_absent, write_text
 from edgespec.export.plan import ExportCost, estimate
 from edgespec.export.precision import BLOCK_SIZES, FORMS, PRECISIONS, Rule
@@ -187,13 +187,11 @@ def _trim(plan: HeadPlan, target: LoadedSource, trimming: Trimming) -> HeadPlan:
         share = f"trimmed already, to {len(plan.tokens)} tokens" if plan.tokens is not None else "of a few tokens"
         raise UsageError(f"this head's logits are {share}; leave out --vocab-subset")
     trimming.require_valid()
-    assert trimming.corpus is not None
     heads = {role: plan.tensors[role] for role in plan.vocabulary_heads if role in plan.tensors}
     if "head" in plan.vocabulary_heads:  # the embedding, where it has no other
         heads.setdefault("head", plan.tensors["embedding"])
     num_rows = min(head.rows for head in heads.values())
     always = target.vocabulary.eos_token_ids
-    require_head_size(trimming.num_tokens, always, num_rows)
     tokens = frequent_tokens(target.vocabulary.tokenizer_json, trimming, always, num_rows)
     rows = tokens.astype(np.intp)
     for role, head in heads.items():

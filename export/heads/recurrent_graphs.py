@@ -16,6 +16,7 @@ target that the head reads, and gives hidden for the tokens after them.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -55,13 +56,12 @@ class RecurrentShape:
 
     def write_graphs(self, manifest: Manifest, tensors: Tensors, weights: WeightsFile, rule: Rule) -> Graphs:
         assert manifest.head is not None
-        graphs = {manifest.graph: self._build(LayerWriter(self.config, tensors, weights, rule))}
+        writer = partial(LayerWriter, self.config, tensors, weights, rule)
+        graphs = {manifest.graph: self._build(writer())}
         if manifest.tree_graph is not None:
-            write = LayerWriter(self.config, tensors, weights, rule, has_tree_inputs=True)
-            graphs[manifest.tree_graph] = self._build(write)
+            graphs[manifest.tree_graph] = self._build(writer(has_tree_inputs=True))
         if manifest.head.fuse_graph is not None:
-            write = LayerWriter(self.config, tensors, weights, rule)
-            graphs[manifest.head.fuse_graph] = build_fuse(write, len(manifest.head.target_layers))
+            graphs[manifest.head.fuse_graph] = build_fuse(writer(), len(manifest.head.target_layers))
         return graphs
 
     def _build(self, write: LayerWriter) -> ir.Model:
