@@ -128,7 +128,7 @@ class _Export:
         if self.most_bytes is not None:
             named = replace(planned.cost, source=self.origin.name or planned.cost.source)
             require_memory(named, self.most_bytes)
-        _require_steps(planned, self.measure_ranges, self.open_decoder)
+        self._require_steps(planned)
         if planned.cost.reason:
             report(f"chose {planned.cost.precision} precision: {planned.cost.reason}")
         with atomic_folder(output, planned.cost.write_bytes, report) as folder:
@@ -145,6 +145,14 @@ class _Export:
                 show_progress("")
                 manifest = replace(manifest, check=check)
             return finish(folder, manifest)
+
+    def _require_steps(self, planned: PlannedModel) -> None:
+        """Raises UsageError: The ranges of activations are needed and not measured, or no check is possible."""
+        trimming, num_layers = planned.options.trimming, planned.loaded.config.num_layers
+        if planned.rule.precision == "w8a16" and self.measure_ranges is None:
+            raise UsageError("w8a16 needs the ranges of activations; give measure_ranges")
+        if self.open_decoder is not None and trimming.num_tokens and not trimming.layers(num_layers):
+            raise UsageError("a model with a trimmed head cannot be compared with its source; add --no-check")
 
     def _write(
         self, folder: Path, planned: PlannedModel, tokenizer: Tokenizer, name: str, report: Report
@@ -182,17 +190,6 @@ def _report_source(planned: PlannedModel, report: Report) -> None:
     for note in (*loaded.notes, *loaded.vocabulary.notes):
         report(note)
     report(f"writing {loaded.config.num_layers} layers in {planned.rule.precision} precision")
-
-
-def _require_steps(
-    planned: PlannedModel, measure_ranges: MeasureRanges | None, open_decoder: OpenDecoder | None
-) -> None:
-    """Raises UsageError: The ranges of activations are needed and not measured, or no check is possible."""
-    trimming, num_layers = planned.options.trimming, planned.loaded.config.num_layers
-    if planned.rule.precision == "w8a16" and measure_ranges is None:
-        raise UsageError("w8a16 needs the ranges of activations; give measure_ranges")
-    if open_decoder is not None and trimming.num_tokens and not trimming.layers(num_layers):
-        raise UsageError("a model with a trimmed head cannot be compared with its source; add --no-check")
 
 
 def _write_draft_head(folder: Path, loaded: LoadedSource, trimming: Trimming) -> dict[str, StoredTensor]:
