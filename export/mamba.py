@@ -131,8 +131,8 @@ def _scales(stated: SourceSettings) -> MambaScales:
     return MambaScales(gate, values, keys, queries, steps, stated.number("ssm_out_multiplier", 1.0))
 
 
-def scan(rule: MambaRule, mixed: Floats, steps: Floats, factor: Floats) -> tuple[Floats, Floats]:
-    """The values that each token reads from the state, and its own, [num_tokens, num_heads, head_size] both.
+def scan(rule: MambaRule, mixed: Floats, steps: Floats, factor: Floats) -> Floats:
+    """The values that each token reads from the state, [num_tokens, num_heads, head_size].
 
     Args:
         mixed: Values, keys and queries, [num_tokens, num_mixed].
@@ -150,4 +150,4 @@ def scan(rule: MambaRule, mixed: Floats, steps: Floats, factor: Floats) -> tuple
         kept = np.exp(steps[at] * factor)[:, None, None]
         state = state * kept + k[at][:, :, None] * (values[at] * steps[at][:, None])[:, None, :]
         read.append(np.einsum("hkv,hk->hv", state, q[at]))
-    return np.stack(read), values
+    return np.stack(read)

@@ -11,6 +11,7 @@ time than multiplying: for SmolLM2 and its export 3.1 s of processor time instea
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -22,7 +23,7 @@ from edgespec.export.delta import recur
 from edgespec.export.mamba import scan
 from edgespec.export.rotary import Rotary
 from edgespec.export.routing import Routing
-from edgespec.export.tensors import Tensors
+from edgespec.export.tensors import Index, Tensors
 from edgespec.types import Logits, TokenIds
 
 
@@ -67,220 +68,208 @@ def stream_logits(
         models: Matrices by their roles; streams name them by number. Their rows come in equal parts.
         observe: Called with every part of every matrix that is multiplied.
     """
+    texts = [tokens[: stream.num_tokens] for stream in streams]
     with threadpool_limits(1, user_api="blas"):
-        return _Reference(config, tensors, models, streams, observe).logits(tokens)
+        return _Reference(config, tensors, models, streams, texts, observe).logits()
 
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
+    """The rows of all streams lie one after another, [num_rows, size]; texts are the tokens of each stream."""
+
     config: DecoderConfig
     tensors: Tensors
     models: Sequence[Mapping[str, Matrix]]
     streams: Sequence[Stream]
+    texts: Sequence[TokenIds]
     observe: Observe
 
-    def logits(self, tokens: TokenIds) -> list[Logits]:
-        config = self.config
-        scale, residual = np.float32(config.embedding_scale), np.float32(config.residual_scale)
-        rows = [scale * self._embed(stream, tokens[: stream.num_tokens]) for stream in self.streams]
-        inputs, kept = self._layer_inputs(rows, tokens), dict[int, tuple[list[Floats], list[Floats]]]()
+    def logits(self) -> list[Logits]:
+        config, residual = self.config, np.float32(self.config.residual_scale)
+        rows = np.float32(config.embedding_scale) * self._embed()
+        inputs, kept = self._layer_inputs(rows), dict[int, tuple[Floats, Floats]]()
         for i in range(config.num_layers):
             normed = self._norm(f"{i}.input_norm", rows)
             parts = [self._attention(i, normed, kept)] if config.layers[i].attends else []
             parts += [self._mixed(i, normed)] if config.layers[i].has_both or not parts else []
-            attended = [sum(each[1:], each[0]) for each in zip(*parts, strict=True)]
-            attended = self._norm(f"{i}.attended_norm", attended)
-            rows = [x + residual * y for x, y in zip(rows, attended, strict=True)]
+            rows = rows + residual * self._norm(f"{i}.attended_norm", sum(parts[1:], parts[0]))
             normed, routing = self._norm(f"{i}.mlp_norm", rows), config.routing
             has_experts = routing is not None and i >= routing.num_dense
             fed = self._mix(i, routing, normed) if routing and has_experts else self._mlp(str(i), normed)
-            fed = self._norm(f"{i}.fed_norm", fed)
-            rows = [x + residual * y for x, y in zip(rows, fed, strict=True)]
+            rows = rows + residual * self._norm(f"{i}.fed_norm", fed)
             rows = self._end_layer(i, rows, inputs)
-        normed = [x * np.float32(config.logit_scale) for x in self._norm("final_norm", rows)]
+        normed = self._norm("final_norm", rows) * np.float32(config.logit_scale)
         head = "head" if "head" in self.tensors else "embedding"
-        return [_cap(x, config.logit_cap) for x in self._linear(normed, head)]
+        return self._apart(_cap(self._linear(normed, head), config.logit_cap))
 
-    def _layer_inputs(self, embedded: list[Floats], tokens: TokenIds) -> list[Floats]:
-        """The inputs of layers for each token beside the residual stream, [num_tokens, num_layers, size] each."""
+    def _apart(self, rows: Floats) -> list[Floats]:
+        """The rows of each stream."""
+        return np.split(rows, np.cumsum([len(text) for text in self.texts])[:-1])
+
+    def _by_stream(self, function: Callable[..., Floats], *rows: Floats) -> Floats:
+        """The rows that a function gives, of those of each stream alone."""
+        return np.concatenate([function(*each) for each in zip(*map(self._apart, rows), strict=True)])
+
+    @property
+    def _positions(self) -> TokenIds:
+        return np.concatenate([np.arange(len(text), dtype=np.int32) for text in self.texts])
+
+    def _look_up(self, role: str) -> list[Floats]:
+        """The rows of a matrix for the tokens of each stream."""
+        matrices = [self.models[stream.model][role] for stream in self.streams]
+        return [
+            np.concatenate([matrix.row(int(token)) for token in text])
+            for matrix, text in zip(matrices, self.texts, strict=True)
+        ]
+
+    def _embed(self) -> Floats:
+        found = self._look_up("embedding")
+        for at, stream in enumerate(self.streams):
+            if stream.noise:
+                noise = np.random.default_rng(0).standard_normal(found[at].shape, np.float32)
+                found[at] = found[at] * (1 + np.float32(stream.noise) * noise)
+        return np.concatenate(found)
+
+    def _layer_inputs(self, embedded: Floats) -> Floats | None:
+        """The inputs of layers for each row beside the residual stream, [num_rows, num_layers, size]."""
         if not (size := self.config.layer_input_size):
-            return []
-        found: list[Floats] = []
-        tables = [self.models[stream.model]["layer_embedding"] for stream in self.streams]
-        made = self._linear(embedded, "layer_projection")
-        made = self._norm("layer_projection_norm", [x * np.float32(self.config.hidden_size**-0.5) for x in made])
-        for x, table, stream in zip(made, tables, self.streams, strict=True):
-            own = np.concatenate([table.row(int(token)) for token in tokens[: stream.num_tokens]])
-            both: Floats = ((x + own * math.sqrt(size)) * math.sqrt(0.5)).astype(np.float32)
-            found.append(both.reshape(len(x), -1, size))
-        return found
+            return None
+        made = self._linear(embedded, "layer_projection") * np.float32(self.config.hidden_size**-0.5)
+        made = self._norm("layer_projection_norm", made)
+        own = np.concatenate(self._look_up("layer_embedding"))
+        both: Floats = ((made + own * math.sqrt(size)) * math.sqrt(0.5)).astype(np.float32)
+        return both.reshape(len(made), -1, size)
 
-    def _end_layer(self, i: int, rows: list[Floats], inputs: list[Floats]) -> list[Floats]:
-        if inputs:
-            act, gates = _ACTIVATIONS[self.config.activation], self._linear(rows, f"{i}.input_gate")
-            opened = [act(gate) * own[:, i] for gate, own in zip(gates, inputs, strict=True)]
-            added = self._norm(f"{i}.added_norm", self._linear(opened, f"{i}.input_projection"))
-            rows = [x + y for x, y in zip(rows, added, strict=True)]
+    def _end_layer(self, i: int, rows: Floats, inputs: Floats | None) -> Floats:
+        if inputs is not None:
+            opened = _ACTIVATIONS[self.config.activation](self._linear(rows, f"{i}.input_gate")) * inputs[:, i]
+            rows = rows + self._norm(f"{i}.added_norm", self._linear(opened, f"{i}.input_projection"))
         scale = self.tensors.get(f"{i}.output_scale")
-        return rows if scale is None else [x * scale.vector() for x in rows]
+        return rows if scale is None else rows * scale.vector()
 
-    def _embed(self, stream: Stream, tokens: TokenIds) -> Floats:
-        embedding = self.models[stream.model]["embedding"]
-        rows = np.concatenate([embedding.row(int(token)) for token in tokens])
-        if not stream.noise:
-            return rows
-        noise = np.random.default_rng(0).standard_normal(rows.shape, np.float32)
-        noisy: Floats = rows * (1 + np.float32(stream.noise) * noise)
-        return noisy
+    def _mlp(self, i: str, rows: Floats, expert: str = "", at: Index | None = None) -> Floats:
+        """at: The numbers of the rows, where these are not all."""
+        gate, up = (self._linear(rows, f"{i}.{part}{expert}", at) for part in ("gate", "up"))
+        active = _gated(self.config, gate * np.float32(self.config.gate_scale), up)
+        return self._linear(active, f"{i}.down{expert}", at) * np.float32(self.config.fed_scale)
 
-    def _mlp(self, i: str, rows: list[Floats], expert: str = "") -> list[Floats]:
-        gates, ups = self._linear(rows, f"{i}.gate{expert}"), self._linear(rows, f"{i}.up{expert}")
-        gates = _scaled(gates, self.config.gate_scale)
-        active = [_gated(self.config, gate, up) for gate, up in zip(gates, ups, strict=True)]
-        return _scaled(self._linear(active, f"{i}.down{expert}"), self.config.fed_scale)
-
-    def _mix(self, i: int, routing: Routing, rows: list[Floats]) -> list[Floats]:
+    def _mix(self, i: int, routing: Routing, rows: Floats) -> Floats:
         """The experts' outputs for their tokens, weighted by the router's probabilities."""
         choice = self.tensors[f"{i}.router_choice"].vector() if f"{i}.router_choice" in self.tensors else None
-        shares = [_chosen_shares(routing, scores, choice) for scores in self._linear(rows, f"{i}.router")]
-        mixed = self._shared(f"{i}.shared", rows) if routing.shared_size else [np.zeros_like(x) for x in rows]
+        shares = _chosen_shares(routing, self._linear(rows, f"{i}.router"), choice)
+        mixed = self._shared(f"{i}.shared", rows) if routing.shared_size else np.zeros_like(rows)
         for number in range(routing.num_experts):
-            own = [np.flatnonzero(share[:, number]) for share in shares]
-            fed = self._mlp(str(i), [x[at] for x, at in zip(rows, own, strict=True)], f".{number}")
-            for total, share, at, y in zip(mixed, shares, own, fed, strict=True):
-                total[at] += share[at, number, None] * y
+            at = np.flatnonzero(shares[:, number])
+            mixed[at] += shares[at, number, None] * self._mlp(str(i), rows[at], f".{number}", at)
         return mixed
 
-    def _shared(self, name: str, rows: list[Floats]) -> list[Floats]:
-        fed = self._mlp(name, rows)
-        if f"{name}.router" not in self.tensors:
-            return fed
-        return [y * _sigmoid(own) for y, own in zip(fed, self._linear(rows, f"{name}.router"), strict=True)]
+    def _shared(self, name: str, rows: Floats) -> Floats:
+        fed, router = self._mlp(name, rows), f"{name}.router"
+        return fed * _sigmoid(self._linear(rows, router)) if router in self.tensors else fed
 
-    def _linear(self, rows: list[Floats], role: str) -> list[Floats]:
-        bias = self.tensors.get(f"{role}_bias")
-        # The rows of all streams of a model are multiplied at once.
-        stacked = [
-            np.concatenate([x for x, stream in zip(rows, self.streams, strict=True) if stream.model == model])
-            for model in range(len(self.models))
-        ]
-        products: list[list[Floats]] = [[] for _ in self.models]
+    def _linear(self, rows: Floats, role: str, at: Index | None = None) -> Floats:
+        """Rows times a matrix of the model of each; at: the numbers of the rows, where these are not all."""
+        numbers = np.repeat([stream.model for stream in self.streams], [len(text) for text in self.texts])
+        owners = numbers if at is None else numbers[at]
+        places = [np.flatnonzero(owners == model) for model in range(len(self.models))]
+        stacked, products = [rows[own] for own in places], []
         for parts in zip(*(model[role].floats() for model in self.models), strict=True):
             self.observe(role, parts)
-            for product, x, part in zip(products, stacked, parts, strict=True):
-                product.append(x @ part.T)
-        joined = [np.concatenate(product, axis=-1) for product in products]
-        found = self._unstack(joined, rows)
-        return found if bias is None else [product + bias.vector() for product in found]
+            product = np.empty((len(rows), len(parts[0])), np.float32)
+            for own, x, part in zip(places, stacked, parts, strict=True):
+                product[own] = x @ part.T
+            products.append(product)
+        bias, product = self.tensors.get(f"{role}_bias"), np.concatenate(products, axis=-1)
+        return product if bias is None else product + bias.vector()
 
-    def _unstack(self, stacked: list[Floats], rows: list[Floats]) -> list[Floats]:
-        """Stacked products as one for each stream, with as many rows as it has."""
-        starts = [0] * len(stacked)
-        found = []
-        for x, stream in zip(rows, self.streams, strict=True):
-            start = starts[stream.model]
-            starts[stream.model] += len(x)
-            found.append(stacked[stream.model][start : start + len(x)])
-        return found
-
-    def _norm(self, role: str, rows: list[Floats]) -> list[Floats]:
+    def _norm(self, role: str, rows: Floats) -> Floats:
         """RMSNorm over groups of as many values as gains; rows themselves where the model has no such norm."""
         if role not in self.tensors:
             return rows
         gain, eps = self.tensors[role].vector(), np.float32(self.config.rms_eps)
-        return [_rms_norm(x.reshape(len(x), -1, len(gain)), gain, eps).reshape(x.shape) for x in rows]
+        return _rms_norm(rows.reshape(len(rows), -1, len(gain)), gain, eps).reshape(rows.shape)
 
-    def _attention(
-        self, i: int, rows: list[Floats], kept: dict[int, tuple[list[Floats], list[Floats]]]
-    ) -> list[Floats]:
+    def _attention(self, i: int, rows: Floats, kept: dict[int, tuple[Floats, Floats]]) -> Floats:
         """kept: Keys and values by layer, for those that read them later."""
         layer = self.config.layers[i]
         q, *own = (self._linear(rows, f"{i}.{part}") for part in self.config.projections(i))
-        k, v = (own[0], own[-1]) if own else ([], [])
-        if self.config.norms_values:
-            v = [self._norm_heads(i, x) for x in v]
-        if self.config.norms_rotated:
-            q, k = self._rotate(i, q), self._rotate(i, k)
-            q, k = self._norm(f"{i}.q_norm", q), self._norm(f"{i}.k_norm", k)
-        else:
-            q, k = self._norm(f"{i}.q_norm", q), self._norm(f"{i}.k_norm", k)
-            q, k = self._rotate(i, q), self._rotate(i, k)
-        k, v = kept[i] = (k, v) if layer.keys_of is None else kept[layer.keys_of]
+        q = self._place(i, q, f"{i}.q_norm")
+        if own:
+            value = self._norm_heads(i, own[-1]) if self.config.norms_values else own[-1]
+            kept[i] = self._place(i, own[0], f"{i}.k_norm"), value
+        k, v = kept[i if layer.keys_of is None else layer.keys_of]
         if (growth := self.config.query_growth) is not None:
-            q = [x * growth.scales(len(x))[:, None] for x in q]
+            q = q * growth.scales(len(rows))[self._positions, None]
         sinks = self.tensors[f"{i}.sinks"].vector() if f"{i}.sinks" in self.tensors else None
-        attended = [_attend(self.config, i, sinks, *one) for one in zip(q, k, v, strict=True)]
+        attended = self._by_stream(partial(_attend, self.config, i, sinks), q, k, v)
         if f"{i}.q_gate" in self.tensors:
-            gates = self._linear(rows, f"{i}.q_gate")
-            attended = [x * _sigmoid(gate) for x, gate in zip(attended, gates, strict=True)]
-        return _scaled(self._linear(attended, f"{i}.o"), self.config.attended_scale)
+            attended = attended * _sigmoid(self._linear(rows, f"{i}.q_gate"))
+        return self._linear(attended, f"{i}.o") * np.float32(self.config.attended_scale)
 
-    def _convolution(self, i: int, rows: list[Floats]) -> list[Floats]:
-        count = self.config.layers[i].convolved
-        weights = self.tensors[f"{i}.conv"].vector().reshape(-1, count)
-        summed = []
-        for row_gate, sum_gate, x in (np.split(y, 3, axis=-1) for y in self._linear(rows, f"{i}.conv_in")):
-            summed.append(sum_gate * _convolve(row_gate * x, weights))
-        return self._linear(summed, f"{i}.conv_out")
+    def _place(self, i: int, x: Floats, norm: str) -> Floats:
+        """Queries or keys, normed and rotated by position."""
+        if self.config.norms_rotated:
+            return self._norm(norm, self._rotate(i, x))
+        return self._rotate(i, self._norm(norm, x))
 
-    def _mixed(self, i: int, rows: list[Floats]) -> list[Floats]:
+    def _convolution(self, i: int, rows: Floats) -> Floats:
+        weights = self.tensors[f"{i}.conv"].vector().reshape(-1, self.config.layers[i].convolved)
+        row_gate, sum_gate, x = np.split(self._linear(rows, f"{i}.conv_in"), 3, axis=-1)
+        summed = self._by_stream(partial(_convolve, weights), row_gate * x)
+        return self._linear(sum_gate * summed, f"{i}.conv_out")
+
+    def _mixed(self, i: int, rows: Floats) -> Floats:
         """The output of a layer without attention."""
         layer = self.config.layers[i]
         mix = self._convolution if layer.convolved else self._delta if layer.delta else self._mamba
         return mix(i, rows)
 
-    def _mamba(self, i: int, rows: list[Floats]) -> list[Floats]:
+    def _mamba(self, i: int, rows: Floats) -> Floats:
         rule, eps = self.config.layers[i].mamba, np.float32(self.config.rms_eps)
         assert rule is not None
         own = {part: self.tensors[f"{i}.mamba_{part}"].vector() for part in ("conv", "decay", "shift", "skip")}
         bias, gain = (self.tensors.get(f"{i}.mamba_{part}") for part in ("conv_bias", "gain"))
-        projected, gated = [self._linear(rows, f"{i}.mamba_{part}") for part in ("z", "mixed", "dt")], []
-        for z, mixed, dt in zip(*projected, strict=True):
-            convolved = _convolve(mixed, rule.convolution(own["conv"]))
-            convolved = convolved if bias is None else convolved + bias.vector()
-            steps = np.logaddexp(0, dt * np.float32(rule.scales.steps) + own["shift"])
-            read, values = scan(rule, _silu(convolved), steps, rule.decay(own["decay"]))
-            gate = _silu(z * np.float32(rule.scales.gate))
-            opened = (read + values * own["skip"][:, None]).reshape(z.shape) * gate
-            if gain is not None:
-                groups = opened.reshape(len(z), rule.num_groups, -1)
-                opened = _rms_norm(groups, np.ones(1, np.float32), eps).reshape(z.shape) * gain.vector()
-            gated.append(opened)
-        return _scaled(self._linear(gated, f"{i}.mamba_out"), rule.scales.output)
+        z, mixed, dt = (self._linear(rows, f"{i}.mamba_{part}") for part in ("z", "mixed", "dt"))
+        convolved = self._by_stream(partial(_convolve, rule.convolution(own["conv"])), mixed)
+        convolved = convolved if bias is None else convolved + bias.vector()
+        steps = np.logaddexp(0, dt * np.float32(rule.scales.steps) + own["shift"])
+        active = _silu(convolved)
+        read = self._by_stream(partial(scan, rule, factor=rule.decay(own["decay"])), active, steps)
+        values = active[:, : rule.num_values].reshape(read.shape)
+        gate = _silu(z * np.float32(rule.scales.gate))
+        opened = (read + values * own["skip"][:, None]).reshape(z.shape) * gate
+        if gain is not None:
+            groups = opened.reshape(len(z), rule.num_groups, -1)
+            opened = _rms_norm(groups, np.ones(1, np.float32), eps).reshape(z.shape) * gain.vector()
+        return self._linear(opened, f"{i}.mamba_out") * np.float32(rule.scales.output)
 
-    def _delta(self, i: int, rows: list[Floats]) -> list[Floats]:
+    def _delta(self, i: int, rows: Floats) -> Floats:
         rule = self.config.layers[i].delta
         assert rule is not None
         own = {part: self.tensors[f"{i}.delta_{part}"].vector() for part in _DELTA}
-        projected = [self._linear(rows, f"{i}.delta_{part}") for part in ("qkv", "z", "a", "b")]
-        gated = []
-        for qkv, z, a, b in zip(*projected, strict=True):
-            mixed = _silu(_convolve(qkv, own["conv"].reshape(-1, rule.convolved)))
-            decay = rule.decay(own["decay"]) * np.logaddexp(0, a + own["shift"])
-            read = recur(rule, mixed, decay, _sigmoid(b))
-            normed = _rms_norm(read, own["gain"], np.float32(self.config.rms_eps)).reshape(z.shape)
-            gated.append(normed * _silu(z))
-        return self._linear(gated, f"{i}.delta_out")
+        qkv, z, a, b = (self._linear(rows, f"{i}.delta_{part}") for part in ("qkv", "z", "a", "b"))
+        weights = own["conv"].reshape(-1, rule.convolved)
+        mixed = _silu(self._by_stream(partial(_convolve, weights), qkv))
+        decay = rule.decay(own["decay"]) * np.logaddexp(0, a + own["shift"])
+        read = self._by_stream(partial(recur, rule), mixed, decay, _sigmoid(b))
+        normed = _rms_norm(read, own["gain"], np.float32(self.config.rms_eps)).reshape(z.shape)
+        return self._linear(normed * _silu(z), f"{i}.delta_out")
 
     def _norm_heads(self, i: int, x: Floats) -> Floats:
         heads = x.reshape(len(x), -1, self.config.head_size(i))
         return _rms_norm(heads, np.ones(1, np.float32), np.float32(self.config.rms_eps)).reshape(x.shape)
 
-    def _rotate(self, i: int, rows: list[Floats]) -> list[Floats]:
+    def _rotate(self, i: int, rows: Floats) -> Floats:
         rotary, size = self.config.layers[i].rotary, self.config.head_size(i)
         if rotary is None:
             return rows
-        return [_rotate(x.reshape(len(x), -1, size), rotary).reshape(x.shape) for x in rows]
+        return _rotate(rows.reshape(len(rows), -1, size), self._positions, rotary).reshape(rows.shape)
 
 
 _DELTA = ("conv", "decay", "shift", "gain")
 
 
-def _scaled(rows: list[Floats], scale: float) -> list[Floats]:
-    return rows if scale == 1.0 else [x * np.float32(scale) for x in rows]
-
-
-def _convolve(rows: Floats, weights: Floats) -> Floats:
+def _convolve(weights: Floats, rows: Floats) -> Floats:
     """Sums of rows with the weights of each of their tokens, which are [width, num_tokens]."""
     count = weights.shape[1]
     padded = np.concatenate([np.zeros((count - 1, rows.shape[1]), np.float32), rows])
@@ -371,8 +360,8 @@ def _mask(sliding_window: int | None, num_tokens: int) -> Floats:
     return np.where(hidden, np.float32(-np.inf), np.float32(0))
 
 
-def _rotate(x: Floats, rotary: Rotary) -> Floats:
-    angles = np.outer(np.arange(len(x), dtype=np.float32), rotary.inv_freq)[:, None]
+def _rotate(x: Floats, positions: TokenIds, rotary: Rotary) -> Floats:
+    angles = np.outer(positions.astype(np.float32), rotary.inv_freq)[:, None]
     cos, sin = np.cos(angles) * np.float32(rotary.scale), np.sin(angles) * np.float32(rotary.scale)
     half = rotary.rotated // 2
     first, second, rest = np.split(x, [half, 2 * half], axis=-1)
