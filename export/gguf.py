@@ -10,14 +10,13 @@ import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from edgespec.errors import SourceError
 from edgespec.export.blocks import BLOCK_FORMATS, BLOCK_TABLES
 from edgespec.export.safetensors import require_apart
 from edgespec.export.settings import missing, require_no_pointer
-from edgespec.export.tensors import STORAGE_TYPES, Sizes, StoredTensor, unread
+from edgespec.export.tensors import NO_SIZES, STORAGE_TYPES, Sizes, StoredTensor, unread
 from edgespec.system.split_files import part_paths
 from edgespec.system.units import format_bytes
 
@@ -45,7 +44,7 @@ class GGUF:
     paths: tuple[Path, ...]
 
 
-def read_gguf(path: Path, sizes: Sizes = MappingProxyType({})) -> GGUF:
+def read_gguf(path: Path, sizes: Sizes = NO_SIZES) -> GGUF:
     """Read and check a header; no weights are read. Any part of a split file names the whole.
 
     sizes: Of parts of which only the header is here.

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 from edgespec.errors import DeviceUnavailable, MemoryExhausted, SourceError, UsageError
 from edgespec.export.adapters import merge_adapter, say_left_out_adapters
@@ -15,7 +14,7 @@ from edgespec.export.options import ExportOptions, require_head_size, require_la
 from edgespec.export.precision import FEW_WEIGHTS, Rule, choose_precision
 from edgespec.export.safetensors import read_tensors, weight_files
 from edgespec.export.sources import LoadedSource, is_quantized, read_source
-from edgespec.export.tensors import Sizes
+from edgespec.export.tensors import NO_SIZES, Sizes
 from edgespec.memory.estimate import BYTES_PER_WEIGHT, SOURCE_GROWTH
 from edgespec.memory.free_memory import free_memory
 from edgespec.system.command_line import quote
@@ -63,7 +62,7 @@ class PlannedModel:
 
 
 def plan_model(
-    source: Path, options: ExportOptions, *, is_checked: bool = False, sizes: Sizes = MappingProxyType({})
+    source: Path, options: ExportOptions, *, is_checked: bool = False, sizes: Sizes = NO_SIZES
 ) -> PlannedModel:
     """Read a source and plan its export.
 

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ import numpy.typing as npt
 
 from edgespec.errors import SourceError
 from edgespec.export.settings import advise_gguf, missing, require_no_pointer
-from edgespec.export.tensors import Sizes, StoredTensor, unread
+from edgespec.export.tensors import NO_SIZES, Sizes, StoredTensor, unread
 from edgespec.system.typed_json import read_json, require_unique
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
@@ -72,7 +71,7 @@ def require_floats(integers: Mapping[str, StoredIntegers]) -> None:
 
 
 def read_tensors(
-    files: Sequence[Path], sizes: Sizes = MappingProxyType({})
+    files: Sequence[Path], sizes: Sizes = NO_SIZES
 ) -> tuple[dict[str, StoredTensor], dict[str, StoredIntegers]]:
     """The weights and the integers of some files by name; sizes: of files of which only the header is here.
 

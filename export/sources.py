@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, NoneType
+from types import NoneType
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
@@ -29,7 +29,7 @@ from edgespec.export.settings import (
     sampling_from_json,
     translate_unusual,
 )
-from edgespec.export.tensors import Sizes, StoredTensor, Tensors
+from edgespec.export.tensors import NO_SIZES, Sizes, StoredTensor, Tensors
 from edgespec.export.text_part import decoder_part, in_usual_names
 from edgespec.export.vocabulary import (
     END_OF_TURN,
@@ -88,9 +88,7 @@ class LoadedSource:
         return self.tensors.get("head", self.tensors["embedding"])
 
 
-def read_source(
-    source: Path, context_length: int | None = None, sizes: Sizes = MappingProxyType({})
-) -> LoadedSource:
+def read_source(source: Path, context_length: int | None = None, sizes: Sizes = NO_SIZES) -> LoadedSource:
     """Read all of a source but its weights, for texts of up to context_length tokens if that is given.
 
     sizes: Of files of which only the header is here; then the source has no hash.

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ STORAGE_TYPES = (*_FLOAT_TYPES, *BLOCK_FORMATS)
 Index = npt.NDArray[np.intp]
 Sizes = Mapping[Path, int]
 """The sizes of files of which only the start is on this machine, as far as their headers go."""
+NO_SIZES: Sizes = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from edgespec.errors import SourceError
@@ -12,7 +11,7 @@ from edgespec.export.precision import Rule
 from edgespec.export.safetensors import StoredIntegers, read_tensors, weight_files
 from edgespec.export.settings import SourceSettings, read_json, translate_unusual
 from edgespec.export.sources import LoadedSource, join_hashes
-from edgespec.export.tensors import Sizes, Tensors
+from edgespec.export.tensors import NO_SIZES, Sizes, Tensors
 from edgespec.export.weights import WeightsFile
 from edgespec.manifest import Head, Manifest, Source
 from edgespec.manifest.caches import KVCache
@@ -57,7 +56,7 @@ class HeadSource:
         return Source(name=source_name(self.path), format="safetensors", sha256=join_hashes(files))
 
 
-def read_head(source: Path, sizes: Sizes = MappingProxyType({})) -> HeadSource:
+def read_head(source: Path, sizes: Sizes = NO_SIZES) -> HeadSource:
     """Read a folder with config.json and safetensors files, or one such file with config.json beside it.
 
     sizes: Of files of which only the header is here.

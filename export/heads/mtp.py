@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
 from edgespec.errors import SourceError
 from edgespec.export.decoder_config import Layer
@@ -27,7 +26,7 @@ from edgespec.export.heads.recurrent_graphs import RecurrentShape, plan_recurren
 from edgespec.export.heads.vocabulary import HeadVocabulary, with_logits_of
 from edgespec.export.roles import orders_of_gated
 from edgespec.export.sources import LoadedSource
-from edgespec.export.tensors import Sizes
+from edgespec.export.tensors import NO_SIZES, Sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +56,7 @@ _FORMS = tuple(_Form(**stated) for stated in PUBLISHED["mtp"])
 _ANY = re.compile(r"(model\.)?mtp(_layers)?\.")
 
 
-def read_mtp(path: Path, sizes: Sizes = MappingProxyType({})) -> HeadSource:
+def read_mtp(path: Path, sizes: Sizes = NO_SIZES) -> HeadSource:
     """The layers for multi-token prediction within a model's own checkpoint.
 
     sizes: Of files of which only the header is here.
