@@ -14,6 +14,7 @@ Precision = Literal["auto", "source", "fp32", "fp16", "int8", "int4", "w8a16"]
 ToolChoice = Literal["auto", "none", "required"] | str | Mapping[str, Any]  # a text else names a tool
 
 Report = Callable[[str], None]  # takes a line for the user
+Array = npt.NDArray[Any]  # of whatever kind and shape
 TokenIds = npt.NDArray[np.int32]  # [num_tokens]
 Logits = npt.NDArray[np.float32]  # [num_rows, vocab_size]
 Row = npt.NDArray[np.floating[Any]]  # [vocab_size]

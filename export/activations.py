@@ -8,7 +8,6 @@ one order, so that each value has one name.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ import onnx_ir as ir
 
 from edgespec.export.blocks import Floats
 from edgespec.export.nodes import Nodes
-from edgespec.types import Range
+from edgespec.types import Array, Range
 
 _HIGHEST = 65535
 _LEAST_SPAN = 1e-4  # for a value that never changes
@@ -42,14 +41,14 @@ class Encoding:
     def range(self) -> Range:
         return Range(-self.zero_point * self.scale, (_HIGHEST - self.zero_point) * self.scale)
 
-    def levels(self, values: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
+    def levels(self, values: Array) -> npt.NDArray[np.uint16]:
         """The nearest level of each value; values outside of the range are clipped."""
         found = np.rint(values / np.float32(self.scale)) + self.zero_point
         levels: npt.NDArray[np.uint16] = np.clip(found, 0, _HIGHEST).astype(np.uint16)
         return levels
 
 
-def range_of(parts: Iterable[npt.NDArray[Any]]) -> Range:
+def range_of(parts: Iterable[Array]) -> Range:
     """The smallest and the largest value of all parts."""
     ends = [(float(part.min()), float(part.max())) for part in parts]
     return Range(min(low for low, _ in ends), max(high for _, high in ends))

@@ -17,7 +17,6 @@ from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from edgespec.errors import SourceError
@@ -26,6 +25,7 @@ from edgespec.export.linear import DATA_TYPES, read_blocks, read_floats
 from edgespec.export.precision import BITS, BLOCK_SIZES, Form
 from edgespec.export.routing import Routing
 from edgespec.export.tensors import StoredTensor
+from edgespec.types import Array
 
 if TYPE_CHECKING:
     from edgespec.export.layers import LayerWriter
@@ -285,6 +285,6 @@ def _shape(experts: Sequence[Expert]) -> tuple[int, int, int]:
     return len(experts), sum(tensor.rows for tensor in experts[0]), experts[0][0].columns
 
 
-def _interleave(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def _interleave(parts: Sequence[Array]) -> Array:
     """Row 0 of each part, row 1 of each part, and so on; all parts have one shape."""
     return np.stack(parts, axis=1).reshape(-1, parts[0].shape[-1])

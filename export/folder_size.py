@@ -4,8 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from edgespec.export.graph import DRAFT_HEAD, build_graphs
@@ -17,7 +15,7 @@ from edgespec.export.tensors import Tensors, unread
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.export.weights import Parts, WeightsFile, aligned
 from edgespec.manifest import Manifest
-from edgespec.types import Range
+from edgespec.types import Array, Range
 
 OTHER_BYTES = 1 << 14  # the manifest and the model card
 _TOKEN_BYTES = 8  # of the file that lists the tokens of a trimmed head
@@ -65,7 +63,7 @@ class _CountedWeights(WeightsFile):
     def __init__(self, path: Path) -> None:
         self.path, self.end, self._written = path, 0, {}
 
-    def _place(self, first: npt.NDArray[np.generic], others: Parts, num_bytes: int) -> int:
+    def _place(self, first: Array, others: Parts, num_bytes: int) -> int:
         """Count an array; no other part than the first, which gives its type, is made."""
         start = aligned(self.end, num_bytes)
         self.end = start + num_bytes

@@ -3,12 +3,10 @@
 Knows nothing of files and nothing of graphs.
 """
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
 from edgespec.export.blocks import Blocks, Floats, split_minimum
+from edgespec.types import Array
 
 # Scales tried for a symmetric block, as shares of the one that takes the largest magnitude to the lowest level; of
 # the other sign they take it to the highest.
@@ -103,7 +101,7 @@ def _least_squares(block: Floats, levels: Floats, scales: Floats) -> tuple[Float
     return fitted, mean - fitted * mean_level
 
 
-def _inverse(scales: npt.NDArray[Any]) -> Floats:
+def _inverse(scales: Array) -> Floats:
     inverse: Floats = np.divide(1, scales, out=np.zeros_like(scales), where=scales != 0)
     return inverse
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from edgespec.errors import SourceError
@@ -25,8 +24,8 @@ from edgespec.export.quantized_tensors import Checkpoint, of_floats, of_groups, 
 from edgespec.export.safetensors import StoredIntegers
 from edgespec.export.settings import UNUSUAL
 from edgespec.export.tensors import StoredTensor, Tensors
+from edgespec.types import Array
 
-_Array = npt.NDArray[Any]
 # Scales of activations and of a KV cache in 8 bits, which do not exist here.
 _UNUSED = re.compile(
     r".*\.(?:input|output|activation|kv|[qkv]|prob(?:_output)?)_(?:scale|global_scale|scale_ub|zero_point)"
@@ -141,7 +140,7 @@ def _awq_groups(found: Checkpoint, module: str) -> tuple[Floats, Bytes]:
     return found.numbers(module, "scales"), _awq_unpack(found.words(module, "qzeros").array())
 
 
-def _awq_unpack(packed: _Array) -> Bytes:
+def _awq_unpack(packed: Array) -> Bytes:
     eights = unpack(packed, 4).reshape(*packed.shape, 8)
     return np.ascontiguousarray(eights[..., _AWQ_ORDER]).reshape(len(packed), -1)
 
@@ -237,14 +236,14 @@ def _groups_of_rows(found: Checkpoint, module: str, rows: int, bits: int) -> tup
     if found.has(module, "weight_zero_point"):
         stored = found.integer(module, "weight_zero_point")
         if stored.storage == "I32":
-            own: _Array = unpack(np.ascontiguousarray(stored.array().T), bits).T[:rows]
+            own: Array = unpack(np.ascontiguousarray(stored.array().T), bits).T[:rows]
         else:
             own = (stored.array().astype(np.int16) + middle).astype(np.uint8)
         points = _spread(found, module, own.reshape(len(own), -1), rows)
     return scales.T, points.T
 
 
-def _spread(found: Checkpoint, module: str, values: _Array, rows: int) -> _Array:
+def _spread(found: Checkpoint, module: str, values: Array, rows: int) -> Array:
     """Values by row, [rows, num_groups], of one for each row or for all."""
     if values.size == 1:
         return np.broadcast_to(values.reshape(1, 1), (rows, 1))

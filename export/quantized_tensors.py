@@ -16,9 +16,9 @@ from edgespec.errors import SourceError
 from edgespec.export.blocks import Bytes, Floats, integer_rows, integer_storage
 from edgespec.export.safetensors import StoredIntegers
 from edgespec.export.tensors import Index, StoredTensor, Tensors
+from edgespec.types import Array
 
 T = TypeVar("T")
-_Array = npt.NDArray[Any]
 _LEAST_BLOCK = 16  # columns
 
 
@@ -97,7 +97,7 @@ def of_floats(name: str, path: Path, shape: tuple[int, int], read: Callable[[int
     return StoredTensor(name, path, 0, *shape, "F32", make=make)
 
 
-def unpack(packed: _Array, bits: int) -> Bytes:
+def unpack(packed: Array, bits: int) -> Bytes:
     """The integers in the last axis of 32-bit words, the first in the lowest bits."""
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     levels = (np.ascontiguousarray(packed).view(np.uint32)[..., None] >> shifts) & np.uint32((1 << bits) - 1)

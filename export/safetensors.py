@@ -23,6 +23,7 @@ from edgespec.errors import SourceError
 from edgespec.export.settings import advise_gguf, missing, require_no_pointer
 from edgespec.export.tensors import NO_SIZES, Sizes, StoredTensor, unread
 from edgespec.system.typed_json import read_json, require_unique
+from edgespec.types import Array
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 _MAX_SIDES = 5  # of a convolution over frames of video
@@ -50,7 +51,7 @@ class StoredIntegers:
     def num_bytes(self) -> int:
         return self.count * np.dtype(_INTEGERS[self.storage]).itemsize
 
-    def array(self) -> npt.NDArray[Any]:
+    def array(self) -> Array:
         """All of them in their shape, mapped and not read. Raises SourceError: The file ends too early."""
         try:
             return np.memmap(self.path, _INTEGERS[self.storage], "r", self.offset, self.shape)

@@ -7,13 +7,14 @@ from math import prod
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
+
+from edgespec.types import Array
 
 # ONNX Runtime maps external data by page.
 _ALIGNMENT = 4096
 _SMALL_ALIGNMENT = 64
-Parts = Iterable[npt.NDArray[np.generic]]
+Parts = Iterable[Array]
 
 
 def aligned(end: int, num_bytes: int) -> int:
@@ -74,7 +75,7 @@ class WeightsFile:
         self._written[name] = tensor
         return ir.val(name, const_value=tensor)
 
-    def _place(self, first: npt.NDArray[np.generic], others: Parts, num_bytes: int) -> int:
+    def _place(self, first: Array, others: Parts, num_bytes: int) -> int:
         """Write the parts of an array, which has num_bytes; returns where it begins."""
         start = aligned(self.end, first.nbytes)
         for part in chain([np.zeros(start - self.end, np.uint8), first], others):

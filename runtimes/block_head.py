@@ -7,10 +7,9 @@ the head has a step graph, the row of each token also depends on the token that 
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 import numpy as np
-import numpy.typing as npt
 
 from edgespec.decoding.decoder import Cache, Can, reusable_prefix
 from edgespec.decoding.hidden_states import States
@@ -20,7 +19,7 @@ from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.head_parts import HeadDecoder, HeadFolder, HeadGraph, place_in_draft
 from edgespec.runtimes.kv_caches import SharedCache
 from edgespec.runtimes.session import SessionOptions, new_run_options, translate_errors, translate_memory_errors
-from edgespec.types import Logits, TokenIds
+from edgespec.types import Array, Logits, TokenIds
 
 _CHUNK_TOKENS = 256
 
@@ -61,7 +60,7 @@ class BlockHead(HeadDecoder, Cache):
         self._held = np.zeros(0, np.int32)  # whose keys and values are in the cache, made of known hidden states
         self._draft = _NO_DRAFT
         self._num_wanted = self._passes.num_drafted
-        self._memories: dict[bytes, npt.NDArray[np.float32]] = {}  # of a step graph, by the tokens before
+        self._memories: dict[bytes, States] = {}  # of a step graph, by the tokens before
         self._try_out(folder.device)
 
     @property
@@ -159,7 +158,7 @@ class BlockHead(HeadDecoder, Cache):
     def _run_step(self, tokens: TokenIds, place: int) -> Logits:
         assert self._step is not None
         begun, (_, logits, states) = len(self._draft.tokens), self._draft
-        inputs: dict[str, npt.NDArray[Any]] = {
+        inputs: dict[str, Array] = {
             "input_ids": np.array([[tokens[-1]]], np.int64),
             "hidden": states[None, place : place + 1],
             "logits_in": logits[None, place : place + 1],
@@ -170,7 +169,7 @@ class BlockHead(HeadDecoder, Cache):
                 self._run_step(tokens[:-1], place - 1)
             none = np.zeros((1, 1, self._step.inputs["memory_in"][2]), np.float32)
             inputs["memory_in"] = self._memories[before] if place else none
-        found: Mapping[str, npt.NDArray[Any]] = self._step(**inputs)
+        found: Mapping[str, Array] = self._step(**inputs)
         if "memory" in found:
             self._memories[tokens[begun:].tobytes()] = found["memory"]
         if "confidence" in found:
@@ -211,7 +210,7 @@ class BlockPasses:
         self._binding = self._session.io_binding()
         ort = import_onnxruntime()
         self.cache = SharedCache(ort, self._session, self._binding, manifest, device)
-        self._bound: dict[str, npt.NDArray[Any]] = {}  # lives until its run is over: the binding knows addresses
+        self._bound: dict[str, Array] = {}  # lives until its run is over: the binding knows addresses
         self._options = new_run_options()
 
     def run(self, block: TokenIds, num_past: int, hidden: States, num_logits: int) -> tuple[Logits, States]:
@@ -246,7 +245,7 @@ class BlockPasses:
         """From another thread: end this run and the next ones until begin(); they raise errors."""
         self._options.terminate = True
 
-    def _bind(self, **arrays: npt.NDArray[Any]) -> None:
+    def _bind(self, **arrays: Array) -> None:
         for name, array in arrays.items():
             self._bound[name] = array
             self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)

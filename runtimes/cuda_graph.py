@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from edgespec.manifest import Signature
 from edgespec.runtimes import cuda
@@ -26,10 +25,10 @@ from edgespec.runtimes.device_rows import END_ROW, FIRST_ROW, to_argmax
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.kv_caches import SharedCache
 from edgespec.runtimes.session import new_run_options
-from edgespec.types import Logits, TokenIds
+from edgespec.types import Array, Logits, TokenIds
 
 Made = TypeVar("Made")
-Outputs = Mapping[str, npt.NDArray[Any]]
+Outputs = Mapping[str, Array]
 _MOST = 200  # recordings of a session, none of which is freed before it closes
 _IN_LAST_BITS = ", at least in their last bits, which count in deterministic mode"
 _log = logging.getLogger(__name__)
@@ -98,7 +97,7 @@ class RecordedPass:
         self._id, self._age = -1, -1
         self._binding: Any = None
         self._arrays: dict[str, Any] = {}  # on the device, by the name that they are bound to
-        self._held: list[npt.NDArray[Any]] = []  # in the host's memory, whose addresses the binding knows
+        self._held: list[Array] = []  # in the host's memory, whose addresses the binding knows
 
     def drop(self) -> None:
         """Let go of the cache, which is about to take other memory; all recordings of the session are too old."""

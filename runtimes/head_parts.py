@@ -8,10 +8,9 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
-import numpy.typing as npt
 
 from edgespec.decoding.decoder import Correct, Decoder, Pass, Rows
 from edgespec.decoding.head_rows import WholeRows
@@ -28,7 +27,7 @@ from edgespec.runtimes.session import (
     translate_errors,
     translate_memory_errors,
 )
-from edgespec.types import Logits, TokenIds, append
+from edgespec.types import Array, Logits, TokenIds, append
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +177,7 @@ class HeadGraph:
         ]
         require_same(self._graph, differences)
 
-    def __call__(self, **inputs: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+    def __call__(self, **inputs: Array) -> dict[str, Array]:
         """The outputs by name; raises MemoryExhausted where the run does not fit."""
         with translate_errors("running a head"):
             found = self.session.run(None, inputs)

@@ -29,7 +29,7 @@ from edgespec.runtimes.session import (
     translate_memory_errors,
 )
 from edgespec.system.cancel import Cancel
-from edgespec.types import Logits, TokenIds
+from edgespec.types import Array, Logits, TokenIds
 
 if TYPE_CHECKING:
     from edgespec.runtimes.passes import Passes
@@ -92,7 +92,7 @@ class JoinedSession:
             }
         self._buffers: list[Sequence[Any]] = [()] * num_parts  # that each part is bound to
         # The binding knows addresses: arrays live as long as they are bound, and a pass writes into them.
-        self._bound: dict[str, npt.NDArray[Any]] = {}
+        self._bound: dict[str, Array] = {}
         self._num_slots, self._last_slots = np.ones(num_parts, np.int32), np.zeros(num_parts, np.int32)
         for number in range(num_parts):
             self._bind_array(part_name(joined_graph.NUM_SLOTS, number), self._num_slots[number : number + 1])
@@ -199,7 +199,7 @@ class JoinedSession:
         if self._convolutions:
             self._bind(joined_graph.CONVOLVED_ORDER, np.array(convolved, np.int64))
 
-    def _bind(self, name: str, array: npt.NDArray[Any]) -> None:
+    def _bind(self, name: str, array: Array) -> None:
         """Give the next pass an input, in the array that is bound if it has the shape."""
         bound = self._bound.get(name)
         if bound is not None and bound.shape == array.shape:
@@ -210,7 +210,7 @@ class JoinedSession:
         self._bind_array(name, array)
         self._bound[name] = array
 
-    def _bind_array(self, name: str, array: npt.NDArray[Any]) -> None:
+    def _bind_array(self, name: str, array: Array) -> None:
         self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
     def _bind_output(self, name: str, num_rows: int, width: int) -> npt.NDArray[np.float32]:

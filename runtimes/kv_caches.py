@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from edgespec.errors import DeviceUnavailable, MemoryExhausted
 from edgespec.manifest import Manifest
@@ -27,6 +26,7 @@ from edgespec.runtimes.devices import Device
 from edgespec.runtimes.memory_errors import is_memory_error
 from edgespec.runtimes.recurrent_states import RecurrentStates
 from edgespec.runtimes.session import translate_error
+from edgespec.types import Array
 
 _UNBOUND = -1, -1
 _SPARE = 64  # positions more than are needed, where there is no memory to double them
@@ -111,7 +111,7 @@ class SharedCache:
         if self.states:
             self.states.pretend(num_positions)
 
-    def _held(self, buffers: Mapping[str, Any] | None = None) -> list[npt.NDArray[Any]]:
+    def _held(self, buffers: Mapping[str, Any] | None = None) -> list[Array]:
         """Views of all buffers by position, [1, heads, positions, numbers], without the rows before a text.
 
         buffers: To view; they must be held as long as their views are read.
@@ -168,7 +168,7 @@ class SharedCache:
             own[:, :, :num_positions] = theirs[:, :, :num_positions]
         return True
 
-    def read(self, num_positions: int) -> npt.NDArray[Any]:
+    def read(self, num_positions: int) -> Array:
         """The content of the CPU's buffers for num_positions, [1, 1, num_positions, numbers_per_token]."""
         if not num_positions:  # else they are there, also after a growth that failed
             self.prepare(0, 1)
@@ -177,7 +177,7 @@ class SharedCache:
             [each.reshape(num_positions, each.shape[1] * each.shape[2]) for each in parts], axis=1
         )[None, None]
 
-    def fill(self, values: npt.NDArray[Any]) -> None:
+    def fill(self, values: Array) -> None:
         """Hold what read has given; raises as copy_from does."""
         num_positions = values.shape[2]
         self.prepare(0, num_positions)
@@ -260,8 +260,8 @@ def bind_rows(
 class _Buffers:
     """A buffer for each past and a spare one; length counts the positions held."""
 
-    pasts: list[npt.NDArray[Any]]
-    spares: list[npt.NDArray[Any]]
+    pasts: list[Array]
+    spares: list[Array]
     length: int
     capacity: int
 
@@ -330,20 +330,20 @@ class GrowingCache:
         self._copy(held.length, pasts)
         return _Buffers(pasts, spares, held.length, capacity)
 
-    def _copy(self, length: int, to: list[npt.NDArray[Any]]) -> None:
+    def _copy(self, length: int, to: list[Array]) -> None:
         for old, new in zip(self._held.pasts, to, strict=True):
             self._view(new, length)[...] = self._view(old, self._held.length)[:, :, :length]
 
-    def _allocate(self, capacity: int) -> list[npt.NDArray[Any]]:
+    def _allocate(self, capacity: int) -> list[Array]:
         size = capacity * self._kv.num_kv_heads * self._kv.head_dim
         return [np.empty(size, self._kv.dtype) for _ in self._names]
 
-    def _view(self, buffer: npt.NDArray[Any], length: int) -> npt.NDArray[Any]:
+    def _view(self, buffer: Array, length: int) -> Array:
         """The front of a buffer as [1, num_kv_heads, length, head_dim]."""
         heads, head_dim = self._kv.num_kv_heads, self._kv.head_dim
         return buffer[: heads * length * head_dim].reshape(1, heads, length, head_dim)
 
-    def _value(self, buffer: npt.NDArray[Any], length: int) -> Any:
+    def _value(self, buffer: Array, length: int) -> Any:
         return self._ort.OrtValue.ortvalue_from_numpy(self._view(buffer, length), self._device.name)
 
 

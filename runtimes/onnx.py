@@ -11,10 +11,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 import numpy as np
-import numpy.typing as npt
 
 from edgespec.decoding.decoder import (
     BEST,
@@ -42,7 +41,7 @@ from edgespec.runtimes.passes import Passes
 from edgespec.runtimes.recurrent_states import RecurrentStates
 from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
 from edgespec.system.cancel import Cancel
-from edgespec.types import Logits, TokenIds
+from edgespec.types import Array, Logits, TokenIds
 
 # Long prompts run in chunks, which bounds the workspace; a chunk this wide runs at the full rate.
 _CHUNK_TOKENS = 256
@@ -139,12 +138,12 @@ class OnnxDecoder(Decoder, Cache, Forks):
     def prefix_key(self) -> str | None:
         return self._find_key() if self._host_cache and not self._hidden else None
 
-    def read_prefix(self) -> tuple[TokenIds, npt.NDArray[Any]]:
+    def read_prefix(self) -> tuple[TokenIds, Array]:
         assert self._host_cache
         with self._lock:
             return self._held, self._host_cache.read(len(self._held))
 
-    def fill_prefix(self, tokens: TokenIds, values: npt.NDArray[Any]) -> None:
+    def fill_prefix(self, tokens: TokenIds, values: Array) -> None:
         assert self._host_cache
         with self._lock, translate_memory_errors("making room for a text"):
             self.hold(tokens[:0])

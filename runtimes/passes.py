@@ -6,10 +6,9 @@ from copy import copy
 from functools import partial
 from pathlib import Path
 from threading import local
-from typing import Any, NamedTuple, TypeVar, Unpack
+from typing import NamedTuple, TypeVar, Unpack
 
 import numpy as np
-import numpy.typing as npt
 
 from edgespec.decoding.decoder import Room
 from edgespec.decoding.pass_queue import MAX_SHARED_ROWS, Caller, PassQueue
@@ -35,7 +34,7 @@ from edgespec.runtimes.session import (
 from edgespec.system.cancel import Cancel
 from edgespec.system.context_managers import contextmanager
 from edgespec.system.system_info import read_l2_bytes
-from edgespec.types import Logits, TokenIds
+from edgespec.types import Array, Logits, TokenIds
 
 _HALF = "tensor(float16)"
 _NUM_LOGITS = "num_logits"  # the name of a dimension of outputs: tokens that get logits, and not all
@@ -102,7 +101,7 @@ class Passes:
             self._recorded = record(is_single=False), record(is_single=True)
             self.cache.before_change = partial(_drop, self._recorded)
         # Inputs other than the caches live here until their run is over, for the binding knows only addresses.
-        self._bound: dict[str, npt.NDArray[Any]] = {}
+        self._bound: dict[str, Array] = {}
         self._ones = np.ones((1, 0), np.int64)
         self.token_rows: Mapping[str, Logits] = {}  # of the last pass, by output, [num_tokens, width]
         self.wants_token_rows = True  # otherwise passes leave them where they are made
@@ -154,7 +153,7 @@ class Passes:
         num_rows: int,
         layout: TreeLayout | None = None,
         output: str | None = None,
-        inputs: Mapping[str, npt.NDArray[Any]] | None = None,
+        inputs: Mapping[str, Array] | None = None,
         num_padded: int = 0,
         num_given: int = 0,
     ) -> Logits:
@@ -357,7 +356,7 @@ class Passes:
         for name, window in self._windows.items():
             self._bind_input(name, attention_bias(slots, len(tokens), layout, window))
 
-    def _bind_outputs(self, fetched: str, num_given: int, first: int, end: int) -> npt.NDArray[Any]:
+    def _bind_outputs(self, fetched: str, num_given: int, first: int, end: int) -> Array:
         """Have the graph give num_given rows; returns a buffer for those from the first to the end, [num_rows, …].
 
         It is the calling thread's, so that other threads do not overwrite it.
@@ -370,7 +369,7 @@ class Passes:
             num_given, first, end = end - first, 0, end - first
         for name in self._outputs.keys() - {fetched}:  # stays where it is made
             self._binding.bind_output(name, *self._memory)
-        held: dict[str, npt.NDArray[Any]] = self._own.__dict__.setdefault("held", {})
+        held: dict[str, Array] = self._own.__dict__.setdefault("held", {})
         shape, kind = (1, num_given, self._outputs[fetched]), self._types[fetched]
         if fetched not in held or held[fetched].shape != shape:
             held[fetched] = np.empty(shape, kind)
@@ -392,7 +391,7 @@ class Passes:
         """How many numbers a row of each token output has."""
         return [*self._token_widths.values()]
 
-    def _bind_input(self, name: str, array: npt.NDArray[Any]) -> None:
+    def _bind_input(self, name: str, array: Array) -> None:
         # Bound again for each pass: an interrupt between these lines leaves the address of freed memory.
         self._bound[name] = array
         self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
@@ -406,7 +405,7 @@ class _Run(NamedTuple):
     num_rows: int
     layout: TreeLayout | None
     output: str
-    inputs: Mapping[str, npt.NDArray[Any]] | None
+    inputs: Mapping[str, Array] | None
     num_padded: int
     num_given: int
 
@@ -421,6 +420,6 @@ def _drop(recorded: Sequence[RecordedPass]) -> None:
         each.drop()
 
 
-def _pad(rows: npt.NDArray[Any], num_padded: int) -> npt.NDArray[Any]:
+def _pad(rows: Array, num_padded: int) -> Array:
     """Rows with num_padded of zeros behind them."""
     return np.concatenate([rows, np.zeros((num_padded, *rows.shape[1:]), rows.dtype)]) if num_padded else rows

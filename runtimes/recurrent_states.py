@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from edgespec.manifest.caches import KEPT_STATES, NUM_SETTLED, KVCache
+from edgespec.types import Array
 
 _PROMPT_TOKENS = 16  # a pass of more is one over a part of a prompt
 
@@ -27,7 +27,7 @@ class _Held:
 
     num_settled: int
     num_rows: int
-    arrays: list[npt.NDArray[Any]]
+    arrays: list[Array]
     is_prompt: bool
 
     @property
@@ -48,7 +48,7 @@ class RecurrentStates:
         self._kept: list[_Held] = []
         self._next: _Held | None = None
         self._read: _Held | None = None  # which the binding knows only the addresses of
-        self._spare: list[npt.NDArray[Any]] = []  # states that nobody needs any more
+        self._spare: list[Array] = []  # states that nobody needs any more
         self._settled = np.zeros(1, np.int64)
         self.num_text = 0
 
@@ -107,12 +107,12 @@ class RecurrentStates:
             array[...] = 0
         return _Held(num_settled, 0, arrays, False)
 
-    def _allocate(self, num_rows: int) -> list[npt.NDArray[Any]]:
-        states, arrays = self._recurrence, list[npt.NDArray[Any]]()
+    def _allocate(self, num_rows: int) -> list[Array]:
+        states, arrays = self._recurrence, list[Array]()
         for _ in states.layers:
             arrays.append(self._spare.pop() if self._spare else np.empty((1, *states.state_shape), self._dtype))
             arrays.append(np.empty((1, states.num_before + num_rows, states.row_width), self._dtype))
         return arrays
 
-    def _bind(self, name: str, array: npt.NDArray[Any]) -> None:
+    def _bind(self, name: str, array: Array) -> None:
         self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)

@@ -32,7 +32,7 @@ from edgespec.runtimes.session import (
     translate_memory_errors,
 )
 from edgespec.system.cancel import Cancel
-from edgespec.types import Logits, Range, TokenIds
+from edgespec.types import Array, Logits, Range, TokenIds
 
 
 class StaticDecoder(Decoder, Cache):
@@ -181,7 +181,7 @@ class StaticCache:
         self.values = {past: allocate(shape, dtype) for past, _ in self._names}
         self._arrays = {past: value.numpy() for past, value in self.values.items()}
 
-    def write(self, outputs: dict[str, npt.NDArray[Any]], num_past: int) -> None:
+    def write(self, outputs: dict[str, Array], num_past: int) -> None:
         """Write the keys and values of a pass after num_past positions."""
         for past, present in self._names:
             new = outputs[present]
@@ -191,7 +191,7 @@ class StaticCache:
 class Mask:
     """The mask of a pass, [num_tokens, capacity + num_tokens]: the cache's positions, then the pass's."""
 
-    def __init__(self, array: npt.NDArray[Any], window: int | None) -> None:
+    def __init__(self, array: Array, window: int | None) -> None:
         """Write all of the mask of a pass that begins at the first position."""
         self._array, self._window = array, window
         self._num_tokens, width = array.shape
@@ -237,7 +237,7 @@ class StaticPass:
         self._tokens, self._positions = inputs.pop("input_ids"), inputs.pop("position_ids")
         windows = {"local_attention_mask": manifest.sliding_window}
         self._masks = [Mask(array, windows.get(name)) for name, array in inputs.items()]
-        self.outputs: dict[str, npt.NDArray[Any]] = {}  # of the last pass, by name
+        self.outputs: dict[str, Array] = {}  # of the last pass, by name
         for value in session.get_outputs():
             held = allocate(value.shape, _TYPES[value.type])
             self._binding.bind_ortvalue_output(value.name, held)
