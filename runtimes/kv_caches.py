@@ -28,7 +28,6 @@ from edgespec.runtimes.recurrent_states import RecurrentStates
 from edgespec.runtimes.session import translate_error
 from edgespec.types import Array
 
-_UNBOUND = -1, -1
 _SPARE = 64  # positions more than are needed, where there is no memory to double them
 
 
@@ -47,7 +46,6 @@ class SharedCache:
         # How many rows of zeros stand before a text in a buffer, by its name.
         self._num_before = {past: self._rows.num_before for past, _ in self._rows.names} if self._rows else {}
         self.states = RecurrentStates(binding, self._kv) if self._kv.recurrence else None
-        self._span = _UNBOUND  # the past and new positions that rows are bound for
         self._buffers: dict[str, Any] = {}  # name of the past -> the OrtValue bound as past and as present
         self._listed: Sequence[Any] = ()  # the same, once they were asked for
         self._capacity = 0
@@ -67,10 +65,8 @@ class SharedCache:
             self._make_room(num_past + num_new, num_past)
         if self.states:
             self.states.bind(num_past, num_new)
-        if self._rows and self._span != (num_past, num_new):
-            self._span = _UNBOUND  # an interrupt leaves some of them bound elsewhere
+        if self._rows:
             bind_rows(self._binding, self._rows, self._buffers, num_past, num_new)
-            self._span = num_past, num_new
 
     @property
     def rows(self) -> Mapping[str, Any]:
@@ -138,7 +134,7 @@ class SharedCache:
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
         self._buffers.clear()
-        self._listed, self._span = (), _UNBOUND
+        self._listed = ()
         if self.states:
             self.states.clear()
 
@@ -196,7 +192,7 @@ class SharedCache:
         """Grow layer by layer, keys and values together, so that what is left after a MemoryError can be run."""
         self.before_change()
         self._capacity = 0  # until all is done, whatever comes between
-        self._listed, self._span = (), _UNBOUND
+        self._listed = ()
         for past, _ in self._rows.names if self._rows else ():
             assert self._rows
             length = self._rows.num_before + capacity
