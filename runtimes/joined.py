@@ -95,8 +95,8 @@ class JoinedSession:
         self._bound: dict[str, Array] = {}
         self._num_slots, self._last_slots = np.ones(num_parts, np.int32), np.zeros(num_parts, np.int32)
         for number in range(num_parts):
-            self._bind_array(part_name(joined_graph.NUM_SLOTS, number), self._num_slots[number : number + 1])
-            self._bind_array(part_name(joined_graph.LAST_SLOT, number), self._last_slots[number : number + 1])
+            self._bind(part_name(joined_graph.NUM_SLOTS, number), self._num_slots[number : number + 1])
+            self._bind(part_name(joined_graph.LAST_SLOT, number), self._last_slots[number : number + 1])
 
     def run(self, parts: Sequence[Part]) -> list[PassRows | Exception]:
         """The rows of each part; an error for one whose cache cannot grow.
@@ -200,17 +200,8 @@ class JoinedSession:
             self._bind(joined_graph.CONVOLVED_ORDER, np.array(convolved, np.int64))
 
     def _bind(self, name: str, array: Array) -> None:
-        """Give the next pass an input, in the array that is bound if it has the shape."""
-        bound = self._bound.get(name)
-        if bound is not None and bound.shape == array.shape:
-            bound[...] = array
-            return
-        # An interrupt between these lines leaves the address of freed memory, but nothing that counts as bound.
-        self._bound.pop(name, None)
-        self._bind_array(name, array)
+        # Bound again for each pass: an interrupt between these lines leaves the address of freed memory.
         self._bound[name] = array
-
-    def _bind_array(self, name: str, array: Array) -> None:
         self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
     def _bind_output(self, name: str, num_rows: int, width: int) -> npt.NDArray[np.float32]:
