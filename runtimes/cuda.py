@@ -1,8 +1,4 @@
-"""NVIDIA's provider: whether it works here, how to fix it if not, the options of its sessions, and their gate.
-
-Written from ONNX Runtime's documentation. An earlier version ran on an H100 and an H200, this one with the 1.31
-build on machines without a GPU alone (docs/log/devices.md).
-"""
+"""NVIDIA's provider: whether it works here, how to fix it if not, the options of its sessions, and their gate."""
 
 import io
 import os

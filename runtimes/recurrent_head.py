@@ -229,7 +229,7 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
         given = {"hidden": states[None]}
         rows = self._passes.run(tokens, start, num_rows, layout, inputs=given, num_padded=num_padded)
         self.num_fed += num_tokens
-        # The last states are enough to go on from. Graphs that were exported before give those of all tokens.
+        # The last states are enough to go on from. Graphs of Gemma's assistants give those of all tokens.
         made = self._passes.token_rows["state"][-_MOST_STATES:]
         self._own.drop_from(start)  # of tokens that were there before
         self._own.put(start + num_tokens - len(made), made)
@@ -265,7 +265,7 @@ class RecurrentHead(HeadDecoder, Cache, CorrectableHead):
         self._held = append(held, tree.tokens[path]) if path else held
 
     def _tree_rows(self, given: Pass) -> Logits:
-        """Rows after all nodes, or at least after the last num_last and the nodes that lie in no slot yet."""
+        """Rows after all nodes, or at least after those that are wanted or lie in no slot yet."""
         tokens, nodes, parents = given.text, given.tree.tokens, given.tree.above
         can_go_on = self._own.has(len(tokens) - 2)
         num_held = given.num_held(self._held, self._tree) if can_go_on else 0
