@@ -70,6 +70,5 @@ def read_checkpoint(path: Path, shape: HeadShape) -> TrainingCheckpoint:
     means = {name: tensors.get(_MEAN + name, each) for name, each in weights.items()}
     if any({name: each.shape for name, each in kind.items()} != shape.weights for kind in (weights, means)):
         raise ModelError(f"{path} is of a head of other sizes; remove its folder and train again")
-    num_batches = int(stated.get("num_batches", 0))
-    progress = TrainingProgress(int(stated["num_drafts"]), num_batches, float(stated["used_s"]))
+    progress = TrainingProgress(int(stated["num_drafts"]), int(stated["num_batches"]), float(stated["used_s"]))
     return TrainingCheckpoint(weights, means, progress)
