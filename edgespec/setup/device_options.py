@@ -156,11 +156,7 @@ class DeviceOptions:
     def _saved_profile(self, device: Device, placement: Placement) -> Profile | None:
         """The target's profile on a device, as measured in an earlier session."""
         target = self.target.find(device)
-        if self.remeasure or target is None:
-            return None
-        known = known_stats(target)
-        profile = known.profiles.get(placement.machine)
-        return profile and known.refine(profile, placement.machine, None)
+        return None if self.remeasure or target is None else known_stats(target).target_profile(placement.machine)
 
     def _mark(self, where: Where, weighed: Sequence[Weighed]) -> list[Weighed]:
         """Keep emulators that nobody has named from being chosen."""

@@ -204,12 +204,8 @@ class DraftingTarget:
 
     @cached_property
     def profile(self) -> Profile | None:
-        """The costs of passes on its device, as measured and refined by use; None where nothing was measured."""
-        if self.folder is None:
-            return None
-        known, machine = known_stats(self.folder), self.placement.machine
-        found = known.profiles.get(machine)
-        return found and known.refine(found, machine, None)
+        """The costs of passes on its device; None where nothing was measured."""
+        return known_stats(self.folder).target_profile(self.placement.machine) if self.folder else None
 
     def costs_of(
         self, read_bytes: float, tokens_at_once: int = 1, longest: int = MAX_PLANNED_TOKENS

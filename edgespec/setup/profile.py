@@ -175,6 +175,11 @@ class LearnedStats:
     width_changes: Mapping[str, _Change] = field(default_factory=dict)
     spreads: Mapping[str, Mapping[_Width, _Spread]] = field(default_factory=dict)
 
+    def target_profile(self, machine: str) -> Profile | None:
+        """The target's costs on a machine, as measured and refined by use; None where nothing was measured."""
+        found = self.profiles.get(machine)
+        return found and self.refine(found, machine, None)
+
     def refine(self, profile: Profile, machine: str, lane: str | None) -> Profile:
         """Apply to a machine's profile what use has shown since of the target and of one drafter.
 
