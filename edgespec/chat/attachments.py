@@ -124,8 +124,7 @@ def read_attachment(path: Path) -> Attachment:
     except FileNotFoundError:
         raise UsageError(f"there is no file {shown}") from None
     except (OSError, ValueError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or error
-        raise UsageError(f"cannot read {shown}: {reason}") from None
+        raise UsageError(f"cannot read {shown}: {getattr(error, 'strerror', None) or error}") from None
     if len(data) > most:
         size = max(status.st_size, len(data))
         raise UsageError(

@@ -244,8 +244,7 @@ def export_to(session: ChatSession, path: Path) -> None:
     try:
         replace_file(path, text.encode(errors="replace"), 0o666)
     except (OSError, ValueError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or error
-        raise EdgeSpecError(f"cannot write {path}: {reason}") from None
+        raise EdgeSpecError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from None
     session.written[path.absolute()] = _fingerprint(path)
     num = format_count(len(session.conversation.messages), "message")
     session.info(f"{num} written to {one_line(str(path), 200)}")

@@ -122,7 +122,7 @@ class ModelHome:
                 f"{error.filename or model} cannot be read; fix its permissions or change EDGESPEC_HOME"
             ) from None
         except (RuntimeError, ValueError, OSError) as error:  # unknown user, a NUL, a name too long
-            why = (isinstance(error, OSError) and error.strerror) or error  # without repeating the path
+            why = getattr(error, "strerror", None) or error  # without repeating the path
             raise ModelError(
                 f"'{model[:200]}' cannot be opened ({why}); give a name, a folder or a file"
             ) from None
