@@ -99,10 +99,8 @@ def _stated(options: argparse.Namespace, presets: "PresetFolder") -> "Preset":
         stated, notes = read_modelfile(text, options.file, model_home().whole_path, check)
         for note in notes:
             info(note)
-    given = {
-        name: attribute_name(name) for name in PRESET_OPTIONS if attribute_name(name) in stated_flags(options)
-    }
-    stated |= {name: getattr(options, attribute) for name, attribute in given.items()}
+    attributes = {name: attribute_name(name) for name in PRESET_OPTIONS}
+    stated |= {name: getattr(options, own) for name, own in attributes.items() if own in stated_flags(options)}
     if "drafter" in stated:
         stated["drafter"] = checked_name("drafter", stated["drafter"])
     source = options.source and (model_home().whole_path(options.source) or options.source)
