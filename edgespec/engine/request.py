@@ -1,6 +1,5 @@
 """A request to an engine: its options as a caller gives them, and checked, with its prompt and its drafters."""
 
-import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from edgespec.errors import ContextOverflow, ManifestError, UnsuitedModel, Usage
 from edgespec.grammar.python_type import read_schema
 from edgespec.manifest import Manifest
 from edgespec.system.arguments import advise, explains_arguments, plain_number, require_kind
+from edgespec.system.printable import HALF
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.tools.formats import CallFormat
 from edgespec.tools.tool import ToolUse, parse_tools
@@ -32,7 +32,6 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 _LIMITS = ("max_tokens", "thinking_budget")  # of which -1 is none
 _SECONDS = "a number of seconds above 0"
 _LONG = 16  # characters of a prediction for each token of the context, more than any answer has
-_HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair
 
 
 @explains_arguments
@@ -373,7 +372,7 @@ def _require_spelled(name: str, texts: Sequence[str]) -> None:
     for text in texts:
         if not text:
             raise UsageError(f"{name} has an empty text, which every answer holds; wanted at least one character")
-        if not text.isascii() and _HALF.search(text):
+        if not text.isascii() and HALF.search(text):
             raise UsageError(f"{name} has {text!r:.60}, half of a surrogate pair, which is not a character")
 
 

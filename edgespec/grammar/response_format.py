@@ -18,12 +18,12 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from edgespec.errors import FormatError
 from edgespec.grammar.exact_schema import exact
 from edgespec.grammar.schema import prepare_schema, schemas_in, subschemas
+from edgespec.system.printable import HALF
 
 # Characters of a schema, a regular expression or a grammar; the largest tool schemas in use have some 50,000.
 MAX_CHARACTERS = 1 << 17
 _MAX_RULES = 1000  # in GBNF, whose translation takes time with the cube of a chain of them
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
-_HALF = re.compile("[\ud800-\udfff]")
 MAX_SOURCE = 1 << 19  # characters of a grammar that is made of the schemas of tools
 MAX_PARTS = 20_000  # of a grammar: texts, expressions, names, repetitions and alternatives
 MAX_REPETITIONS = 500  # in one regular expression, or one terminal with those in it
@@ -136,7 +136,7 @@ def _schema_text(schema: Mapping[str, Any] | bool) -> str:
 def _within_bounds(text: str, name: str) -> str:
     if len(text) > MAX_CHARACTERS:
         raise FormatError(f"the {name} has {len(text)} characters; wanted at most {MAX_CHARACTERS}")
-    if _HALF.search(text):
+    if HALF.search(text):
         raise FormatError(f"the {name} has half of a surrogate pair, which is not a character; give both halves")
     return text
 

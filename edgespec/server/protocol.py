@@ -15,6 +15,7 @@ import msgspec
 
 from edgespec.server.errors import ApiError, wrong
 from edgespec.server.limits import Limits
+from edgespec.system.printable import HALF
 from edgespec.system.typed_json import read_as, require_known_fields
 
 T = TypeVar("T", bound="ModelRequest")
@@ -22,7 +23,6 @@ T = TypeVar("T", bound="ModelRequest")
 MAX_TOKENS = 1 << 20
 MAX_MESSAGES = 10_000
 _MISSING = re.compile(r"(\w+) is missing$")  # of the request itself
-_HALF = re.compile("[\ud800-\udfff]")
 _TEXTS = ("text", "input_text", "output_text")  # types of parts
 
 
@@ -333,7 +333,7 @@ def _require_names_once(body: bytes) -> None:
 def _half_of_pair(body: bytes) -> str | None:
     """The escape of half a surrogate pair without the other half in JSON, if there is one."""
     try:
-        found = _HALF.search(json.dumps(json.loads(body), ensure_ascii=False))
+        found = HALF.search(json.dumps(json.loads(body), ensure_ascii=False))
     except (ValueError, RecursionError):
         return None
     return f"\\u{ord(found[0]):04x}" if found else None

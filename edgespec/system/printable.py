@@ -1,5 +1,8 @@
 """Make text from elsewhere safe to display: characters that control a terminal or reorder a line are escaped."""
 
+import re
+
+HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair: JSON may state it, and no UTF-8 has it
 # Unicode Standard Annex 9: these change the order of the characters around them.
 _REORDERING = {*range(0x202A, 0x202F), *range(0x2066, 0x206A)}
 _LINES = {0x2028, 0x2029}

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from edgespec.system.printable import HALF
 from edgespec.tools.formats import Body, CallFormat, JsonBody, NamedBody, PairsBody, PythonBody, TagBody
 from edgespec.tools.tool import Tool
 
@@ -18,7 +19,6 @@ _PYTHON_NAMES = re.compile(
     r"""(?s:(?P<quote>"{3}|'{3}|"|')(?:\\.|(?!(?P=quote))[^\\])*+(?P=quote)?)"""
     rf"|#.*|(?P<name>{NAME_IN_PYTHON})(?=\s*[(=])|{NAME_IN_PYTHON}"
 )
-_HALF = re.compile("[\ud800-\udfff]")
 _KEY = re.compile(r"\s*+([^:{},\[\]\s]++(?:\s++[^:{},\[\]\s]++)*+)\s*+:\s*+")
 
 
@@ -43,7 +43,7 @@ def write_json(value: Any) -> str:
 
 def escape_halves(text: str) -> str:
     """JSON with each half of a surrogate pair as its escape."""
-    return _HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
+    return HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 def _refuse(word: str) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from edgespec import SamplingParams, TokenIds
+from edgespec.system.printable import HALF
 from edgespec.system.tables import read_table
 from edgespec.system.text_files import explain_unreadable, read_text
 from edgespec.system.typed_json import read_lines_as
@@ -157,7 +158,7 @@ def read_corpus(path: Path) -> list[str]:
         is_json = text.lstrip().startswith("{")
         found = _from_records(text) if is_json else [line.strip() for line in text.split("\n")]
         prompts = [*dict.fromkeys(prompt for prompt in found if prompt)]
-        if broken := [prompt for prompt in prompts if not _is_text(prompt)]:
+        if broken := [prompt for prompt in prompts if HALF.search(prompt)]:
             raise ValueError(
                 f"it has a prompt with half of a character ({broken[0][:40]!a}), which no tokenizer reads; remove "
                 "it"
@@ -165,11 +166,6 @@ def read_corpus(path: Path) -> list[str]:
         if not prompts:
             raise ValueError("it holds no prompts")
         return prompts
-
-
-def _is_text(prompt: str) -> bool:
-    """True if it has no lone surrogate, which JSON can state and UTF-8 cannot."""
-    return not any("\ud800" <= character <= "\udfff" for character in prompt)
 
 
 def _from_records(text: str) -> list[str]:
