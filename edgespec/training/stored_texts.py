@@ -23,7 +23,7 @@ ReadStates = Callable[[Sequence[TokenIds]], Sequence[npt.NDArray[np.floating[Any
 """Hidden states of all tokens of texts, [num_tokens, width] each; half floats are finite."""
 _Token = Annotated[int, Meta(ge=0, le=1 << 24)]
 _RESERVE_BYTES = 256 << 20  # stays free on the disk
-_LARGEST = 65504.0  # of a half float; gemma's states exceed it at the first token alone
+LARGEST_HALF = 65504.0  # of a half float; gemma's states exceed it at the first token alone
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class StatesFile:
                 part = missing[start : start + num_at_once]
                 for text, rows in zip(part, states_of([text.tokens for text in part]), strict=True):
                     assert rows.shape == (len(text.tokens), self.width)
-                    halves = rows if rows.dtype == np.float16 else np.clip(rows, -_LARGEST, _LARGEST)
+                    halves = rows if rows.dtype == np.float16 else np.clip(rows, -LARGEST_HALF, LARGEST_HALF)
                     file.write(np.ascontiguousarray(halves.astype("<f2", copy=False)).data)
                 file.flush()
                 with self._hashes.open("ab") as hashes:  # after the rows, which nobody trusts without it

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from edgespec import MemoryExhausted, Report, TokenIds
-from edgespec.training.stored_texts import Halves
+from edgespec.training.stored_texts import LARGEST_HALF, Halves
 from edgespec.training.torch_target import TorchTarget, is_out_of_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LARGEST = 65504.0  # of a half float
 MOST_ROWS = 32_768  # tokens that are read in a pass on a GPU
 _CPU_ROWS, _FEWEST_ROWS = 4096, 512  # on a CPU; the number is halved where there is no memory for them
 
@@ -61,7 +60,7 @@ def to_halves(states: "Sequence[Tensor]") -> Halves:
     """States side by side, [..., layers · hidden_size]."""
     import torch
 
-    halves: Halves = torch.cat([*states], -1).float().clamp(-_LARGEST, _LARGEST).half().cpu().numpy()
+    halves: Halves = torch.cat([*states], -1).float().clamp(-LARGEST_HALF, LARGEST_HALF).half().cpu().numpy()
     return halves
 
 
