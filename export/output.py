@@ -145,10 +145,11 @@ class ExportProgress:
 
 def write_text(folder: Path, vocabulary: Vocabulary, manifest: Manifest) -> None:
     """Write tokenizer and chat template, by the names in the manifest."""
-    (folder / manifest.tokenizer).write_text(vocabulary.tokenizer_json, encoding="utf-8")
-    remember_harmless(vocabulary.tokenizer_json.encode())
+    tokenizer = vocabulary.tokenizer_json.encode()
+    (folder / manifest.tokenizer).write_bytes(tokenizer)  # as text Windows would give it other line ends
+    remember_harmless(tokenizer)
     if manifest.chat_template:
-        (folder / manifest.chat_template).write_text(vocabulary.chat_template or "", encoding="utf-8")
+        (folder / manifest.chat_template).write_bytes((vocabulary.chat_template or "").encode())
 
 
 def hash_files(folder: Path, manifest: Manifest, report: Report) -> Manifest:
@@ -161,7 +162,7 @@ def hash_files(folder: Path, manifest: Manifest, report: Report) -> Manifest:
 def finish(folder: Path, manifest: Manifest) -> Manifest:
     """Write the card, and the manifest with all hashes."""
     card = folder / _CARD
-    card.write_text(model_card(manifest), encoding="utf-8")
+    card.write_bytes(model_card(manifest).encode())
     manifest = replace(manifest, files={**manifest.files, _CARD: file_record(card)})
     write_manifest(folder, manifest)
     return manifest

@@ -275,7 +275,7 @@ def require_shared_tokens(target: LoadedSource, drafter: LoadedSource) -> None:
 
 
 def _write_tokenizer(path: Path, vocabulary: Vocabulary) -> Tokenizer:
-    path.write_text(vocabulary.tokenizer_json, encoding="utf-8")
+    path.write_bytes(vocabulary.tokenizer_json.encode())
     remember_harmless(vocabulary.tokenizer_json.encode())
     return Tokenizer(path, vocabulary.bos_token_id, vocabulary.add_bos)
 

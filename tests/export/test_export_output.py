@@ -187,6 +187,18 @@ def test_everything_reaches_the_disk_before_the_folder_gets_its_name(
     assert done[len(files) :] == [("sync", ".out.partial"), ("name", "out"), ("sync", tmp_path.name)]
 
 
+def test_windows_writes_the_files_of_other_systems(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = export_model(tiny_gguf, tmp_path / "here", name="tiny")
+
+    def write_text(path: Path, text: str, encoding: str) -> None:
+        path.write_bytes(text.replace("\n", "\r\n").encode(encoding))
+
+    monkeypatch.setattr(Path, "write_text", write_text)
+    assert export_model(tiny_gguf, tmp_path / "there", name="tiny").files == here.files
+
+
 def test_dangling_link_in_the_way_is_seen_before_the_work(tiny_gguf: Path, tmp_path: Path) -> None:
     (tmp_path / "out").symlink_to(tmp_path / "nowhere")
     said: list[str] = []
@@ -230,7 +242,7 @@ def test_largest_file_that_is_reached_while_writing_leaves_nothing(
 WRITES = {
     "weights": "edgespec.export.weights.WeightsFile._place",
     "graph": "edgespec.export.convert.ir.save",
-    "texts": "pathlib.Path.write_text",
+    "texts": "pathlib.Path.write_bytes",
     "manifest": "edgespec.export.output.write_manifest",
     "to the disk": "os.fsync",
     "name": "os.replace",
