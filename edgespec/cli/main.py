@@ -31,7 +31,15 @@ from edgespec.cli.stats import add_stats
 from edgespec.cli.train import add_train
 from edgespec.config.config_file import Setting, default_home, read_settings, unknown_variables
 from edgespec.config.options import OPTIONS
-from edgespec.system.console import discard_output, give_up_stdout, info, log_to_stderr, print_stderr, warn
+from edgespec.system.console import (
+    discard_output,
+    give_up_stdout,
+    has_no_reader,
+    info,
+    log_to_stderr,
+    print_stderr,
+    warn,
+)
 from edgespec.system.signals import exit_on_signals, ignore_ctrl_c
 from edgespec.system.tables import read_table
 from edgespec.system.threads import NO_THREAD, hand_over_soon
@@ -97,9 +105,6 @@ def main(
     except KeyboardInterrupt:
         ignore_ctrl_c()  # once is enough
         return _report_failure("interrupted", _INTERRUPTED)
-    except BrokenPipeError:
-        discard_output(sys.stdout)  # its reader has gone
-        return 0
     except MemoryError:
         return _report_failure(_NO_MEMORY, MemoryExhausted.exit_code)
     except RuntimeError as error:
@@ -107,6 +112,9 @@ def main(
             raise
         return _report_failure(NO_THREAD, EdgeSpecError.exit_code)
     except OSError as error:
+        if has_no_reader(error):
+            discard_output(sys.stdout)
+            return 0
         if error.errno == errno.ENOMEM:
             discard_output(sys.stdout)
             return _report_failure(_NO_MEMORY, MemoryExhausted.exit_code)
@@ -129,7 +137,7 @@ def _stdout_problem() -> str:
         sys.stdout.flush()
     except OSError as error:
         said = give_up_stdout(error)
-        return "" if isinstance(error, BrokenPipeError) else said
+        return "" if has_no_reader(error) else said
     return ""
 
 

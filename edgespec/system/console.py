@@ -149,10 +149,16 @@ def print_result(*lines: object) -> None:
     """Print what a program asked for, at once. Raises EdgeSpecError: stdout cannot be written."""
     try:
         print(*lines, sep="\n", flush=True)
-    except BrokenPipeError:
-        raise
     except OSError as error:
+        if has_no_reader(error):
+            raise
         raise EdgeSpecError(give_up_stdout(error)) from None
+
+
+def has_no_reader(error: OSError) -> bool:
+    """True if nobody reads what was written any more. Windows calls that an invalid argument, of no file."""
+    is_closing = sys.platform == "win32" and error.errno == errno.EINVAL and error.filename is None
+    return isinstance(error, BrokenPipeError) or (is_closing and getattr(error, "winerror", None) is None)
 
 
 def give_up_stdout(error: OSError) -> str:

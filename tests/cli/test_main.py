@@ -439,6 +439,22 @@ def test_reader_that_leaves_early_ends_the_command_quietly(
     assert "rror" not in done.stderr
 
 
+@pytest.mark.parametrize(("platform", "ended"), [("win32", 0), ("linux", 1)])
+def test_reader_that_leaves_early_on_windows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, platform: str, ended: int
+) -> None:
+    """C makes an invalid argument of the pipe that is closed there (CPython's issue 79935)."""
+
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    monkeypatch.setattr(sys, "platform", platform)
+    assert main(["config", "path"]) == ended
+    assert capsys.readouterr().err == "edgespec: cannot write to stdout (Invalid argument)\n" * ended
+
+
 @pytest.mark.parametrize("unbuffered", ["", pytest.param("1", marks=pytest.mark.slow)])
 def test_full_output_device_is_an_error_in_one_line(tiny_model: Path, unbuffered: str) -> None:
     line = f"edgespec chat {tiny_model} --prompt the --max-tokens 3 --json > /dev/full"
