@@ -66,7 +66,7 @@ def import_onnxruntime() -> Any:
         extra = "cuda" if "onnxruntime-gpu" in found else "cpu"
         raise DeviceUnavailable(
             f"{' and '.join(found)} are both installed and overwrite each other; "
-            f'run: pip uninstall -y {" ".join(found)} && pip install "edgespec[{extra}]"'
+            f'run: pip uninstall -y {" ".join(found)}, then: pip install "edgespec[{extra}]"'
         )
     # Official builds of ONNX Runtime report to their maker otherwise, and keep a device id in the user's cache.
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
@@ -216,7 +216,7 @@ def find_missing(name: str, available: list[str], platform: str) -> Missing | No
         return None
     if platform != build["platform"]:
         return Missing(f"it works on {build['system']} only")
-    return Missing(f"this onnxruntime has no {provider}, only {', '.join(available)}", build["fix"])
+    return Missing(f"this onnxruntime has no {provider}, only {', '.join(available)}", build.get("fix"))
 
 
 def request_device(options: Any, device: Device) -> dict[str, Any]:
