@@ -118,6 +118,7 @@ def _launchd() -> ServiceManager:
                 "KeepAlive": {"SuccessfulExit": False},
                 "ThrottleInterval": 30,
                 "ExitTimeOut": 30,
+                "ProcessType": "Interactive",  # others are slowed down
                 "StandardOutPath": str(log),
                 "StandardErrorPath": str(log),
             }

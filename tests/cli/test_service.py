@@ -327,6 +327,7 @@ def test_odd_words_reach_each_system_whole() -> None:
     listed = plistlib.loads(content(find_manager("darwin"), ODD))
     assert listed["ProgramArguments"] == [*ODD[:2], "--log", listed["StandardErrorPath"], *ODD[2:]]
     assert listed["EnvironmentVariables"] == {"EDGESPEC_HOME": "/a b/100%"}
+    assert listed["ProcessType"] == "Interactive"  # macOS slows jobs of other types down
     task = find_manager("win32")
     with pytest.raises(Exception, match="replaces %"):
         content(task, ODD)
@@ -336,6 +337,7 @@ def test_odd_words_reach_each_system_whole() -> None:
     assert (found["Arguments"] or "").startswith("serve --log ")
     assert (found["Arguments"] or "").endswith(' "a \\"b\\" <&>" ü')
     assert found["ExecutionTimeLimit"] == "PT0S"
+    assert found["Priority"] == "4"  # 7 where none is stated, below that of programs
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="there is no systemd here")
