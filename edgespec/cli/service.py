@@ -59,7 +59,7 @@ def _install(options: argparse.Namespace) -> None:
     require_servable(options)
     if options.port == 0:
         raise UsageError("--port 0 takes another port at each start; give a port, or leave it out for 8080")
-    content = manager.describe(_words(options), _variables(manager))
+    content = manager.describe(_words(options), _variables(manager, has_programs=bool(options.mcp)))
     commands = [join_words(command) for command in (*manager.reset, *manager.install)]
     if options.dry_run:
         text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8")
@@ -121,9 +121,11 @@ def _words(options: argparse.Namespace) -> "Command":
     return (*words, *(["--", checked_name("model", options.model)] if options.model else []))
 
 
-def _variables(manager: "ServiceManager") -> dict[str, str]:
-    """The variables of edgespec that are set here, which a service does not inherit."""
+def _variables(manager: "ServiceManager", *, has_programs: bool) -> dict[str, str]:
+    """The variables that are set here, which a service does not inherit: those of edgespec, PATH for programs."""
     names = [variable_name(name) for name, option in OPTIONS.items() if option.in_environment]
+    if has_programs and manager.name != "the Task Scheduler":
+        names.append("PATH")
     found = {name: os.environ[name] for name in ("EDGESPEC_CONFIG", *names) if name in os.environ}
     found |= {
         name: os.path.abspath(os.path.expanduser(found[name]))

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -314,6 +315,17 @@ def test_a_drafter_of_the_environment_is_written_as_a_whole_path(
     monkeypatch.setenv("EDGESPEC_DRAFTER", f"./{tiny_model.name}")
     assert main(["service", "install", str(tiny_model), "--dry-run"]) == 0
     assert f"EDGESPEC_DRAFTER={tiny_model}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_a_service_finds_the_programs_of_mcp_servers_where_its_user_has_them(
+    platform: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(service_manager, "find_manager", partial(find_manager, platform))
+    monkeypatch.setenv("PATH", "/opt/homebrew/bin:/usr/bin")  # launchd has /usr/bin:/bin:/usr/sbin:/sbin
+    for options in ([], ["--mcp", "uvx mcp-server-time"]):
+        assert main(["service", "install", "--dry-run", *options]) == 0
+        assert ("/opt/homebrew/bin:/usr/bin" in capsys.readouterr().out) == bool(options)
 
 
 def content(manager: ServiceManager, words: tuple[str, ...]) -> bytes:

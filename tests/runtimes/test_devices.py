@@ -36,7 +36,8 @@ def test_missing_onnxruntime_names_the_command_that_installs_it(monkeypatch: pyt
 def test_two_builds_name_the_command_that_leaves_one(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, "onnxruntime", "onnxruntime-gpu")
     with pytest.raises(
-        DeviceUnavailable, match=r"pip uninstall -y onnxruntime onnxruntime-gpu, then: pip install .edgespec\[cuda\]"
+        DeviceUnavailable,
+        match=r"pip uninstall -y onnxruntime onnxruntime-gpu, then: pip install .edgespec\[cuda\]",
     ):
         devices.import_onnxruntime()
 
