@@ -58,9 +58,15 @@ def last_lines(text: str, num: int) -> str:
 def _show_message(number: int, text: str) -> None:
     mark = f"{number} > "
     shown = text.replace("\n", f"\n{' ' * len(mark)}")
-    dim, bold, end = ("", "", "") if is_plain(sys.stderr) else ("\x1b[2m", "\x1b[0;1m", "\x1b[0m")
-    sys.stderr.write(f"\n{dim}{mark}{bold}{printable(shown)}{end}\n\n")
-    sys.stderr.flush()
+    if is_plain(sys.stderr):
+        sys.stderr.write(f"\n{mark}{printable(shown)}\n\n")
+        sys.stderr.flush()
+        return
+    from edgespec.chat.markdown.inline import Span
+    from edgespec.chat.printer import console_of, print_spans
+
+    spans = [Span("\n"), Span(mark, "dim"), Span(shown, "bold"), Span("\n\n")]
+    print_spans(console_of(sys.stderr), spans)
 
 
 def _printer() -> Printer:

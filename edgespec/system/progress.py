@@ -55,7 +55,8 @@ class TerminalLines:
             self._shown = line
 
     def _write(self, text: str) -> None:
-        sys.stderr.write(f"\r\x1b[K{text}")
+        erase = f"\r{' ' * len(self._shown)}\r" if self._shown else ""
+        sys.stderr.write(erase + text)
         sys.stderr.flush()
 
 

@@ -26,7 +26,7 @@ from edgespec.chat.commands import COMMANDS, run_command
 from edgespec.chat.compacting import SUMMARY_REQUEST, begin_compacting, compacting
 from edgespec.chat.files import AutosaveFile, add_files
 from edgespec.chat.loop import _follow, _obey, _print_chunks, _prompt_progress, _run, _save_regularly
-from edgespec.chat.past_rounds import last_lines
+from edgespec.chat.past_rounds import last_lines, show_rounds
 from edgespec.chat.plain import PlainPrinter, Waiting, is_plain
 from edgespec.chat.printer import OriginPrinter, ThinkingPrinter, TokenTexts
 from edgespec.chat.session import ChatSession
@@ -36,7 +36,7 @@ from edgespec.decoding.tree import NO_DRAFT
 from edgespec.draft.costs import Gain
 from edgespec.engine.answers import Chunk, Stats, Tally
 from edgespec.engine.conversation import Conversation
-from edgespec.engine.transcript import Transcript
+from edgespec.engine.transcript import Round, Transcript
 from edgespec.errors import MemoryExhausted
 from edgespec.system.clock import VirtualClock
 from edgespec.system.signals import Leave, catch_ctrl_c
@@ -479,6 +479,15 @@ def test_the_end_of_a_long_answer_begins_in_the_code_that_it_is_from(fence: str)
     assert last_lines(text, 3) == f"…\n\n{fence}python\n\ty = 2\n{fence}\nend"
     assert last_lines(text, 1) == "…\n\nend"
     assert last_lines(text, 7) == text
+
+
+def test_a_message_of_before_has_the_styles_that_the_console_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older one of Windows prints the codes of terminals as characters."""
+    monkeypatch.setattr(sys, "stderr", stderr := io.StringIO())
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("edgespec.chat.printer.console_of", lambda file: Console(file=file, color_system=None))
+    show_rounds([Round("Hi\n\x1b[2J", None)], lambda line: None)
+    assert stderr.getvalue() == "\n1 > Hi\n    \\x1b[2J\n\n"
 
 
 def test_stats_report_what_drafts_and_why_not(session: ChatSession) -> None:

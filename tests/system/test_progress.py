@@ -2,6 +2,7 @@
 
 import io
 import logging
+import re
 import sys
 
 import pytest
@@ -27,15 +28,12 @@ def shown(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_terminal_has_one_line_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = shown(Terminal(), monkeypatch).split("\r\x1b[K")
-    assert steps == [
-        "",
-        "fetching a.bin\n",
-        "download a.bin: 0 %",
+    """By blanks: an older console of Windows prints the codes of terminals as characters."""
+    assert re.split(r"\r +\r", shown(Terminal(), monkeypatch)) == [
+        "fetching a.bin\ndownload a.bin: 0 %",
         "download a.bin: 1 %",
         "download a.bin: 50 %",
         "download a.bin: 51 %",
-        "",
         "ready\n",
     ]
 
