@@ -177,7 +177,7 @@ def _loaded_models(host: str, port: int, key: str | None) -> tuple[str, list[dic
     """
     from http.client import HTTPException  # what no other command needs
     from urllib.error import HTTPError, URLError
-    from urllib.request import Request, urlopen
+    from urllib.request import ProxyHandler, Request, build_opener
 
     if key and not (key.isascii() and key.isprintable()):
         raise UsageError(
@@ -188,7 +188,8 @@ def _loaded_models(host: str, port: int, key: str | None) -> tuple[str, list[dic
     url = f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        with urlopen(Request(f"{url}/api/ps", headers=headers), timeout=_WAIT_S) as answer:
+        asked, direct = Request(f"{url}/api/ps", headers=headers), build_opener(ProxyHandler({}))
+        with direct.open(asked, timeout=_WAIT_S) as answer:
             found = list(json.loads(answer.read(_MOST_BYTES))["models"])
         if not all("device" in each for each in found):
             raise ValueError("another program does, such as ollama")

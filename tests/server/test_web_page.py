@@ -155,6 +155,8 @@ def test_ps_lists_what_a_server_has_loaded(
 ) -> None:
     with page_of(tiny_model, tmp_path) as served:
         port = served.url.removesuffix("/v1").rpartition(":")[2]
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # for other programs: it would get the key
+        monkeypatch.setenv("no_proxy", "")
         assert main(["models", "ps", "--port", port]) == 0
         assert "has loaded no model" in capsys.readouterr().out
         served.chat()
