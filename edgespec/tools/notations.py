@@ -86,11 +86,8 @@ def _expressions(text: str) -> list[ast.expr]:
 
 def parse_literal(text: str) -> Any:
     """A value as Python or JSON writes it. Raises ValueError: it is none, or JSON cannot hold it."""
-    try:
-        (expression,) = _expressions(text)
-        return _literal(expression)
-    except (TypeError, RecursionError, MemoryError):
-        raise ValueError("no literal") from None
+    (expression,) = _expressions(text)
+    return _literal(expression)
 
 
 def _python_call(
@@ -104,16 +101,16 @@ def _python_call(
         raise ValueError("no known call")
     named = ((names[str(each.arg)], each.value) for each in call.keywords)
     given = [*zip(places, call.args, strict=False), *named]
-    try:
-        return WrittenCall(name, {key: _literal(value) for key, value in given})
-    except (ValueError, TypeError, RecursionError, MemoryError):
-        raise ValueError("an argument is not a literal") from None
+    return WrittenCall(name, {key: _literal(value) for key, value in given})
 
 
 def _literal(value: ast.expr) -> Any:
     """A value as Python or JSON writes it. Raises ValueError: it is none, or JSON cannot hold it."""
-    found = ast.literal_eval(_JsonWords().visit(value))
-    json.dumps(found, allow_nan=False)
+    try:
+        found = ast.literal_eval(_JsonWords().visit(value))
+        json.dumps(found, allow_nan=False)
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        raise ValueError("no literal") from None
     return found
 
 
