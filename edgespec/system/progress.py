@@ -55,7 +55,9 @@ class TerminalLines:
             self._shown = line
 
     def _write(self, text: str) -> None:
-        erase = f"\r{' ' * len(self._shown)}\r" if self._shown else ""
+        from rich.cells import cell_len  # a program without a terminal needs none
+
+        erase = f"\r{' ' * cell_len(self._shown)}\r" if self._shown else ""
         sys.stderr.write(erase + text)
         sys.stderr.flush()
 

@@ -38,6 +38,14 @@ def test_a_terminal_has_one_line_of_progress(monkeypatch: pytest.MonkeyPatch) ->
     ]
 
 
+def test_a_line_of_wide_characters_is_erased_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stream := Terminal())
+    lines = TerminalLines()
+    for done in (1, 2):
+        lines.progress(LoadProgress("export", "通义", done, 2))
+    assert stream.getvalue() == f"export 通义: 50 %\r{' ' * 17}\r"
+
+
 def test_a_program_without_a_console_loads_in_silence(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
