@@ -28,7 +28,7 @@ class PossibleDrafter:
     was_run: Where edgespec has run it, as in "with SmolLM2-135M"; empty where it has not.
     download_bytes, disk_bytes, memory_bytes: What it takes beside what is here already; None where unknown.
     note: What is to be known before getting it.
-    get, use: Commands; get is empty where nothing is missing.
+    get, use: Commands, a line each; get is empty where nothing is missing.
     obstacle: Why it cannot draft here; empty where it can.
     """
 
@@ -174,8 +174,8 @@ def _details(drafter: Document) -> Iterator[str]:
     if drafter["note"]:
         yield f"note:  {drafter['note']}"
     for what in ("get", "use"):
-        if drafter[what]:
-            yield f"{what}:   {drafter[what]}"
+        for number, command in enumerate(drafter[what].splitlines()):
+            yield f"{'' if number else f'{what}:':<7}{command}"
 
 
 def _needs(drafter: Document) -> Iterator[str]:

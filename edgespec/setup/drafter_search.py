@@ -265,7 +265,7 @@ def _describe_made(target: DraftingTarget, known: KnownDrafter) -> PossibleDraft
     head = f"{target.short_name}-head"
     found = _with_export(replace(found, note=_TRAINING), target, known, head)
     train = _command("train", [target.model, "--output", head], {})
-    return replace(found, get=f"{train} && {found.get}") if found.get else found
+    return replace(found, get=f"{train}\n{found.get}") if found.get else found
 
 
 def _with_export(

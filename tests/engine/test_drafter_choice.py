@@ -304,6 +304,10 @@ def test_the_command_ranks_a_model_and_still_measures_a_pair(
     assert "run by edgespec: never" in text
     assert "edgespec plan qwen3-4b measures it" in text
     assert "--output pair-qwen3-4b_eagle3 --device cpu" in text
+    # PowerShell 5 knows no &&.
+    assert re.search(
+        r"^ +get:   edgespec train qwen3-4b --output qwen3-4b-head\n +edgespec export ", text, re.MULTILINE
+    )
 
 
 @pytest.mark.parametrize(
