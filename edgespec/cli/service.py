@@ -29,6 +29,7 @@ from edgespec.config.options import OPTIONS
 from edgespec.system.command_line import join_words
 from edgespec.system.console import info
 from edgespec.system.disk import explain_change, replace_file
+from edgespec.system.printable import HALF
 from edgespec.system.tables import read_table
 
 if TYPE_CHECKING:
@@ -134,6 +135,8 @@ def _variables(manager: "ServiceManager", *, has_programs: bool) -> dict[str, st
     }
     if found.get("EDGESPEC_DRAFTER"):
         found["EDGESPEC_DRAFTER"] = checked_name("drafter", found["EDGESPEC_DRAFTER"])
+    if broken := [name for name, value in found.items() if HALF.search(value)]:
+        raise UsageError(f"{broken[0]} has bytes that are no UTF-8, which a service cannot be given; set another one")
     if found and manager.name == "the Task Scheduler":
         info(f"a task sees only the variables of your account; set these with setx: {', '.join(found)}")
     return found

@@ -326,6 +326,9 @@ def test_a_service_finds_the_programs_of_mcp_servers_where_its_user_has_them(
     for options in ([], ["--mcp", "uvx mcp-server-time"]):
         assert main(["service", "install", "--dry-run", *options]) == 0
         assert ("/opt/homebrew/bin:/usr/bin" in capsys.readouterr().out) == bool(options)
+    monkeypatch.setenv("PATH", "/caf\udce9:/usr/bin")
+    assert main(["service", "install", "--dry-run", "--mcp", "uvx mcp-server-time"]) == 2
+    assert "PATH has bytes that are no UTF-8" in capsys.readouterr().err
 
 
 def content(manager: ServiceManager, words: tuple[str, ...]) -> bytes:
