@@ -136,7 +136,7 @@ def _variables(manager: "ServiceManager", *, has_programs: bool) -> dict[str, st
     if found.get("EDGESPEC_DRAFTER"):
         found["EDGESPEC_DRAFTER"] = checked_name("drafter", found["EDGESPEC_DRAFTER"])
     if broken := [name for name, value in found.items() if HALF.search(value)]:
-        raise UsageError(f"{broken[0]} has bytes that are no UTF-8, which a service cannot be given; set another one")
+        raise UsageError(f"{broken[0]} has bytes that are no UTF-8, which a service cannot have")
     if found and manager.name == "the Task Scheduler":
         info(f"a task sees only the variables of your account; set these with setx: {', '.join(found)}")
     return found
