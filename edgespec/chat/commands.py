@@ -381,7 +381,7 @@ _file_command("trace", trace_to)
 @_command("multi")
 def _multi(session: ChatSession, argument: str) -> None:
     session.is_multi_line = not session.is_multi_line
-    send, line = ("Alt-Enter", "Enter") if session.is_multi_line else ("Enter", "Alt-Enter")
+    send, line = ("Alt-Enter", "Enter") if session.is_multi_line else ("Enter", "Ctrl-J")
     session.info(f"{send} sends, {line} starts a new line")
 
 

@@ -424,8 +424,9 @@ def test_system_context_plan_trace_and_multi(session: ChatSession, tmp_path: Pat
     assert output(session, "/plan") == f"plan of {Path(session.model).name} with suffix"
     assert "saved to" in output(session, f"/trace {tmp_path / 'trace.json'}")
     assert (tmp_path / "trace.json").stat().st_size > 100
-    output(session, "/multi")
+    assert output(session, "/multi") == "Alt-Enter sends, Enter starts a new line"
     assert session.is_multi_line
+    assert output(session, "/multi") == "Enter sends, Ctrl-J starts a new line"  # Windows Terminal keeps Alt-Enter
     assert output(session, "/system -") == "no system message"
 
 
