@@ -75,11 +75,13 @@ def open_session(graph: Path, manifest: Manifest, device: Device, **options: Unp
     """
     if manifest.kv_cache.recurrence:
         _require_operators(manifest, device)
+    if device.name == "cpu":
+        session = load_graph(graph, device, **options)
+        _check_signature(graph, manifest, session)
+        return session
     _require_half_floats(manifest, device)
     session = _load_recording(graph, manifest, device, **options)
     _check_signature(graph, manifest, session)
-    if device.name == "cpu":
-        return session
     placement = read_node_placement(session)
     require_placement(placement, device, str(graph))
     if strays := find_strays(placement, device, manifest.kv_cache.num_layers):
@@ -150,7 +152,8 @@ def load_graph(
     """
     ort, cancel = import_onnxruntime(), options.get("cancel") or Cancel()
     attention = nullcontext() if options.get("has_flash_attention", True) else without_flash_attention()
-    with session_settings(device, **options) as (settings, how), attention, cuda.opening(device):
+    gate = nullcontext() if device.name == "cpu" else cuda.opening(device)
+    with session_settings(device, **options) as (settings, how), attention, gate:
         if content is not None:
             settings.add_session_config_entry(_WEIGHTS_FOLDER, str(graph.parent))
         try:
