@@ -47,9 +47,9 @@ class TokenStop:
 
 
 class TextStop:
-    """Cuts a stream of text at the first of several strings.
+    """Cuts a stream of text at that of several strings which is complete first, wherever the stream is cut.
 
-    Text that may be the start of one is held back until it is clear.
+    Of those that end there the longest counts. Text that may be the start of one is held back until it is clear.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -68,8 +68,10 @@ class TextStop:
         if not self._strings:
             return text, False
         self._held += text
-        if found := [at for string in self._strings if (at := self._held.find(string)) >= 0]:
-            shown, self._num_cut, self._held = self._held[: min(found)], len(self._held) - min(found), ""
+        complete = [(at + len(string), at) for string in self._strings if (at := self._held.find(string)) >= 0]
+        if complete:
+            _, at = min(complete)
+            shown, self._num_cut, self._held = self._held[:at], len(self._held) - at, ""
             self.is_cut = True
             return shown, True
         cut = len(self._held) - num_begun(self._held, self._strings)
