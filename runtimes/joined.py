@@ -200,7 +200,7 @@ class JoinedSession:
             self._bind(joined_graph.CONVOLVED_ORDER, np.array(convolved, np.int64))
 
     def _bind(self, name: str, array: Array) -> None:
-        # Bound again for each pass: an interrupt between these lines leaves the address of freed memory.
+        # An interrupt between these lines leaves the address of freed memory, which the next pass binds anew.
         self._bound[name] = array
         self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
