@@ -1,5 +1,6 @@
 """The tools of a chat: the functions that the model may call, and the question whether one may be run."""
 
+import os
 import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing, suppress
@@ -94,7 +95,7 @@ class ToolBox:
 
 def open_functions(path: Path) -> ToolProcess:
     """The functions of a file, as tools. Raises UsageError: It cannot be read or run, or has no function."""
-    if not path.is_file():
+    if not os.path.isfile(path):  # false too for a name that no file can have
         raise UsageError(f"{path} is not a file; wanted a Python file with functions")
     words = ["-m", "edgespec.chat.function_worker", str(path.absolute())]
     return ToolProcess(words, str(path), report=info)

@@ -102,7 +102,7 @@ class ModelHome:
             return fixed
         name, precision = split_precision(model)
         wanted = replace(wanted, precision=precision)
-        try:
+        with explain_name(model):
             path = Path(name).expanduser()
             if name in CATALOG:
                 entry = CATALOG[name]
@@ -117,15 +117,6 @@ class ModelHome:
                 return self._prepare(hub_id.name, replace(wanted, repository=hub_id.repository), "source", fetch)
             own = None if _is_ready(path) else self.own_folder(name)
             raise ModelError(self.advice.on_unknown(model, path, own))
-        except PermissionError as error:
-            raise ModelError(
-                f"{error.filename or model} cannot be read; fix its permissions or change EDGESPEC_HOME"
-            ) from None
-        except (RuntimeError, ValueError, OSError) as error:  # unknown user, a NUL, a name too long
-            why = getattr(error, "strerror", None) or error  # without repeating the path
-            raise ModelError(
-                f"'{model[:200]}' cannot be opened ({why}); give a name, a folder or a file"
-            ) from None
 
     @property
     def advice(self) -> HomeAdvice:
@@ -203,9 +194,11 @@ class ModelHome:
             )
         if source.startswith(ollama_models.PREFIX):
             return ollama_models.find_pulled(source).source
-        if source in CATALOG and not Path(source).exists():
+        with explain_name(source):
+            is_here = Path(source).exists()
+        if source in CATALOG and not is_here:
             return self._fetch(CATALOG[source], judge)
-        if not Path(source).exists():
+        if not is_here:
             self.advice.require_known(source)
         return LocalSource(path=Path(source))
 
@@ -439,6 +432,20 @@ class _Wanted:
     nvidia_bytes: Callable[[], int | None] = lambda: None
     is_prepared: bool = False  # nothing is exported
     may_be_damaged: bool = False  # a folder without its manifest is found too
+
+
+@contextmanager
+def explain_name(model: str) -> Iterator[None]:
+    """Raises ModelError: Nothing can have the name of a model that is looked for, or it may not be read."""
+    try:
+        yield
+    except PermissionError as error:
+        raise ModelError(
+            f"{error.filename or model} cannot be read; fix its permissions or change EDGESPEC_HOME"
+        ) from None
+    except (RuntimeError, ValueError, OSError) as error:  # unknown user, a NUL, a name too long
+        why = getattr(error, "strerror", None) or error  # without repeating the path
+        raise ModelError(f"'{model[:200]}' cannot be opened ({why}); give a name, a folder or a file") from None
 
 
 def _folder_name(name: str, form: str, precision: str | None) -> str:

@@ -18,7 +18,7 @@ from edgespec.runtimes.compiled_graphs import compiled_files, compiled_folders, 
 from edgespec.setup.downloads import Download, delete_abandoned_exports
 from edgespec.setup.foresee import needed_bytes
 from edgespec.setup.given_names import note_name, note_source, place_aside, require_name
-from edgespec.setup.home import DeviceFacts, ModelHome
+from edgespec.setup.home import DeviceFacts, ModelHome, explain_name
 from edgespec.setup.pair import DRAFTER, TARGET, is_pair, part_folders, read_pair
 from edgespec.setup.snapshot import Preview
 from edgespec.setup.source_names import near_names
@@ -124,9 +124,10 @@ class Inventory:
         model = self.home.current_name(self.home.presets.model_of(model))
         if model in self.home.names():
             return self.home.models / model
-        if not model or not Path(model).is_dir():
-            raise ModelError(f"'{model}' is not a prepared model and not a folder; {self._advice(model)}")
         folder = Path(model)
+        with explain_name(model):
+            if not model or not folder.is_dir():
+                raise ModelError(f"'{model}' is not a prepared model and not a folder; {self._advice(model)}")
         if not any((place / FILE_NAME).is_file() for place in (folder, folder / TARGET)):
             raise ModelError(
                 f"{folder} is a folder without {FILE_NAME}, so not a prepared model; see edgespec models list"
@@ -344,8 +345,9 @@ class Inventory:
         if (now := self.home.current_name(model)) != model:
             return f"the model '{model}' was renamed; use its new name: {now}"
         folder = Path(model)
-        if (folder / FILE_NAME).is_file() and folder.resolve().parent != self.home.models.resolve():
-            return f"{model} is a model folder of your own; rename or delete the folder itself"
+        with explain_name(model):
+            if (folder / FILE_NAME).is_file() and folder.resolve().parent != self.home.models.resolve():
+                return f"{model} is a model folder of your own; rename or delete the folder itself"
         return f"'{model}' is not a prepared model; {self._advice(model)}"
 
     def _advice(self, model: str) -> str:

@@ -643,6 +643,20 @@ def test_empty_names_are_refused(home: ModelHome, tmp_path: Path) -> None:
     assert main(["export", "", "--output", str(tmp_path / "out")]) == 2
 
 
+def test_a_name_that_no_file_can_have_is_no_model_for_any_command(
+    home: ModelHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "x" * 300
+    commands = [f"models {action} {name}" for action in ("show", "path", "verify", "learned", "rm")]
+    commands += [f"models rename {name} b", f"doctor {name}"]
+    commands += [f"export {name} {rest}" for rest in ("--dry-run", "--name b")]
+    for command in commands:
+        assert main(command.split()) == 3, command
+        assert "Errno" not in "".join(capsys.readouterr()), command
+    assert main(["chat", "tiny", "hi", "--tools", name]) == 2
+    assert "wanted a Python file with functions" in capsys.readouterr().err
+
+
 def test_dry_run_says_what_cannot_work(
     tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
