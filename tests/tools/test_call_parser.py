@@ -2,6 +2,7 @@
 
 import ast
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -346,6 +347,24 @@ def test_any_text_is_read_alike_however_it_is_cut_and_none_is_lost(
 def test_arguments_are_json_in_utf_8_whatever_the_model_writes(family: str, text: str, value: str) -> None:
     _, _, (arguments,) = parse_everywhere(text, NAMED[family], holds=True)
     assert json.loads(arguments.encode(), parse_constant=float) == {"days": value}
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        (r'"\d"', r"\d"),
+        (r"r'\d\\'", r"\d\\"),
+        (r"'\400'", "Ā"),
+        ("1if 1else 2", None),
+        ("f'{1or 2}'", None),
+    ],
+)
+def test_python_warns_of_nothing_that_a_model_wrote(written: str, value: str | None) -> None:
+    text = f"<|tool_call_start|>[get_weather(city={written})]<|tool_call_end|>"
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = parse(text, NAMED["lfm2"], holds=True)[1]
+    assert (told, found) == ([], [("get_weather", {"city": value})] if value else [])
 
 
 def test_what_json_cannot_hold_is_no_call() -> None:
