@@ -412,7 +412,7 @@ class Engine:
     @property
     def has_chat_template(self) -> bool:
         """False for a model that only continues texts: of a conversation, the contents joined by blank lines."""
-        return self._encoder.spells_in_template("")
+        return self._encoder.template is not None
 
     @property
     def can_switch_thinking(self) -> bool:

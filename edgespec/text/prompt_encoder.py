@@ -63,7 +63,7 @@ class PromptEncoder:
         self.tokenizer = tokenizer
         self.context_length = context_length or manifest.context_length
         self._manifest = manifest
-        self._template = template
+        self.template = template  # None where the model only continues texts
         self._renderer = renderer or TemplateProcess()
 
     def close(self) -> None:
@@ -72,11 +72,11 @@ class PromptEncoder:
     @cached_property
     def tool_template(self) -> ToolTemplate:
         """How the chat template takes tools, which is tried out once."""
-        return probe_template(self._template, self._render, self._special_tokens)
+        return probe_template(self.template, self._render, self._special_tokens)
 
     @cached_property
     def _render(self) -> Render:
-        return fit_messages(self._template, self._renderer.render, self._special_tokens)
+        return fit_messages(self.template, self._renderer.render, self._special_tokens)
 
     @property
     def can_switch_thinking(self) -> bool:
@@ -85,10 +85,10 @@ class PromptEncoder:
 
     @cached_property
     def _thinking_switch(self) -> str | None:
-        return find_thinking_switch(self._template or "")
+        return find_thinking_switch(self.template or "")
 
     def spells_in_template(self, text: str) -> bool:
-        return self._template is not None and text in self._template
+        return self.template is not None and text in self.template
 
     def encode(
         self,
@@ -140,7 +140,7 @@ class PromptEncoder:
             bos = self._manifest.bos_token_id
             return tokens if len(tokens) or bos is None else np.array([bos], np.int32)
         return encode_chat(
-            self._template,
+            self.template,
             self._render,
             parsed,
             self.tokenizer,
