@@ -144,9 +144,9 @@ class ModelHome:
         """
         model = self.presets.model_of(model)
         with suppress(RuntimeError, ValueError, OSError):  # which resolve() reports
-            path = Path(model).expanduser()
-            is_source = model in CATALOG or _is_source(path)
-            return path if _is_ready(path) else None if is_source else self.own_folder(model)
+            if _is_ready(path := Path(model).expanduser()):
+                return path
+            return None if model in CATALOG or _is_source(path) else self.own_folder(model)
         return None
 
     def whole_path(self, model: str, folder: Path = Path()) -> str | None:
