@@ -64,8 +64,7 @@ class Passes:
         if options.get("deterministic") and device.memory == "cpu":
             self.rule = row_rule(manifest.kv_cache.head_dims, read_l2_bytes())
             options = {**options, "has_flash_attention": self.rule.has_flash_attention}
-        self._session = open_session(graph, manifest, device, **options)
-        taken = {value.name for value in self._session.get_inputs()}
+        self._session, taken, given = open_session(graph, manifest, device, **options)
         biases = ((self._names.attention_bias, None), (self._names.local_attention_bias, manifest.sliding_window))
         # How many tokens back a token sees, None for all, by the attention biases that the graph takes.
         self._windows = {name: window for name, window in biases if name and name in taken}
@@ -73,7 +72,6 @@ class Passes:
         self._outputs = {self._names.logits: manifest.vocab_size}  # how many numbers a row of each has
         if self._names.best:
             self._outputs[self._names.best] = 2
-        given = {value.name: value for value in self._session.get_outputs()}
         self._types = {name: np.float16 if given[name].type == _HALF else np.float32 for name in self._outputs}
         token_outputs = token_outputs or [f"{HIDDEN_STATES}{layer}" for layer in options.get("hidden_layers", ())]
         self._token_widths = {name: int(given[name].shape[2]) for name in token_outputs}

@@ -27,6 +27,7 @@ from edgespec.system.threads import NO_THREAD
 # A dimension is a number, or a word where any number has to be allowed, or _ANY where the graph may choose.
 _Dimensions = Sequence[int | str | None]
 _Values = dict[str, tuple[tuple[str, ...], _Dimensions]]  # name to the types that serve and the shape
+_Opened = tuple[Any, Mapping[str, Any], Mapping[str, Any]]  # a session, its inputs and its outputs by name
 _ANY = "any size"
 HIDDEN_STATES = "hidden_states."  # and the number of a layer: the name of an output
 _NO_FLASH_ATTENTION = "ORT_GQA_DISABLE_FLASH_ATTENTION"
@@ -64,8 +65,8 @@ def new_run_options(graph_id: int = -1) -> Any:
     return options
 
 
-def open_session(graph: Path, manifest: Manifest, device: Device, **options: Unpack[SessionOptions]) -> Any:
-    """An InferenceSession of a graph.
+def open_session(graph: Path, manifest: Manifest, device: Device, **options: Unpack[SessionOptions]) -> _Opened:
+    """An InferenceSession of a graph, with its inputs and its outputs by name.
 
     Raises:
         Cancelled: The loading was cancelled.
@@ -76,17 +77,14 @@ def open_session(graph: Path, manifest: Manifest, device: Device, **options: Unp
     if manifest.kv_cache.recurrence:
         _require_operators(manifest, device)
     if device.name == "cpu":
-        session = load_graph(graph, device, **options)
-        _check_signature(graph, manifest, session)
-        return session
+        return _check_signature(graph, manifest, load_graph(graph, device, **options))
     _require_half_floats(manifest, device)
-    session = _load_recording(graph, manifest, device, **options)
-    _check_signature(graph, manifest, session)
-    placement = read_node_placement(session)
+    opened = _check_signature(graph, manifest, _load_recording(graph, manifest, device, **options))
+    placement = read_node_placement(opened[0])
     require_placement(placement, device, str(graph))
     if strays := find_strays(placement, device, manifest.kv_cache.num_layers):
         _log.warning("%s", strays)
-    return session
+    return opened
 
 
 def _load_recording(graph: Path, manifest: Manifest, device: Device, **options: Unpack[SessionOptions]) -> Any:
@@ -266,7 +264,8 @@ def translate_error(error: Exception, doing: str, kind: type[EdgeSpecError] = Ed
     return kind(f"ONNX Runtime failed {doing}: {error}{advice}")
 
 
-def _check_signature(graph: Path, manifest: Manifest, session: Any) -> None:
+def _check_signature(graph: Path, manifest: Manifest, session: Any) -> _Opened:
+    """The session with its inputs and its outputs. Raises ManifestError: They are not what the manifest says."""
     wanted_inputs, wanted_outputs = _expected_values(manifest)
     inputs = {value.name: value for value in session.get_inputs()}
     outputs = {value.name: value for value in session.get_outputs()}
@@ -290,6 +289,7 @@ def _check_signature(graph: Path, manifest: Manifest, session: Any) -> None:
         unstated = outputs.keys() - wanted_outputs.keys()
         differences += [f"{name} is not expected" for name in sorted(unstated) if name.startswith(HIDDEN_STATES)]
     require_same(graph, differences)
+    return session, inputs, outputs
 
 
 def require_same(graph: Path, differences: Sequence[str]) -> None:
