@@ -65,7 +65,6 @@ class Engine:
         self.device_names = model.device_names  # of target and drafter
         self.is_deterministic = model.is_deterministic  # one text, to the byte, whatever drafts
         self._model, self._caches, self._encoder = model, caches, model.encoder
-        self._decoders = [caches.decoders[0]]
         self._drafting = drafting or OpenDrafters()
         self._owner = Owner()
         self._streams: WeakSet[AnswerStream] = WeakSet()
@@ -92,7 +91,6 @@ class Engine:
         models stay until that chunk is read or the stream is dropped. Calls that need no model, such as
         tokenize, still work.
         """
-        self._decoders.clear()
         self._caches.close()
         if not self._owner.is_here:  # the rest belongs to the process that loaded it
             return
@@ -170,7 +168,7 @@ class Engine:
         return self._caches.open(cache)
 
     def __repr__(self) -> str:
-        state = f"on {self.device_names[0]}" if self._decoders else "closed"
+        state = f"on {self.device_names[0]}" if self._caches.decoders else "closed"
         return f"<Engine {self.manifest.name}, {state}>"
 
     @property
@@ -209,11 +207,11 @@ class Engine:
     def target(self) -> Decoder:
         """Raises EdgeSpecError: the engine is closed."""
         self._require_open()
-        return self._decoders[0]
+        return self._caches.decoders[0]
 
     def _require_open(self) -> None:
         self._owner.require_here()
-        if not self._decoders:
+        if not self._caches.decoders:
             raise EdgeSpecError("this engine is closed; load the model again")
 
     @lists_options
@@ -469,6 +467,6 @@ class Engine:
         stream = Generation(self._model, self._drafting).stream(target, request, caches.queue, ticket, num_read)
         with self._streams_lock:
             self._streams.add(stream)
-        if not self._decoders:  # closed meanwhile by another thread
+        if not caches.decoders:  # closed meanwhile by another thread
             stream.cancel()
         return stream
