@@ -3,7 +3,6 @@
 A lane has one model, or a cascade in which each drafts for the one before it.
 """
 
-from collections.abc import Iterable
 from functools import partial
 
 from edgespec.decoding.hidden_states import HiddenStates
@@ -102,8 +101,8 @@ def open_chain(
 
 def make_sets(
     setup: Setup, texts: frozenset[str], hidden_states: HiddenStates | None, learner: HeadLearner | None
-) -> list[DrafterSet]:
-    """All drafters of a setup, and the smaller sets that remain if memory is short.
+) -> tuple[list[DrafterSet], MemoryWatch]:
+    """All drafters of a setup, the smaller sets that remain if memory is short, and what watches memory for them.
 
     Args:
         texts: Names of drafters that draft from the text, or from stored answers.
@@ -112,24 +111,19 @@ def make_sets(
     """
     max_guesses = setup.window.width - 1 if setup.window else 0
     manifest, max_draft_tokens = setup.memory.target.manifest, setup.wish.max_draft_tokens
-    return drafter_sets(
+    sets = drafter_sets(
         [_candidates(setup, chain, hidden_states, learner) for chain in setup.drafters],
         texts,
         frozenset({"suffix", "lookahead"} if setup.window else {"suffix"}),
         partial(texts_bytes, manifest, max_draft_tokens=max_draft_tokens, max_guesses=max_guesses),
     )
-
-
-def make_watch(setup: Setup, sets: Iterable[DrafterSet]) -> MemoryWatch:
-    """The watch that says which of the sets there is memory for."""
     reading, drafters = setup.memory.reading, [each.manifest for each in setup.models]
-    manifest = setup.memory.target.manifest
-    return MemoryWatch(
+    return sets, MemoryWatch(
         [each.tier for each in sets],
         partial(text_growth_bytes, manifest, drafters, on_device=reading.target_place != HOST),
         reading.read,
         reading.target_place,
-        pass_bytes=partial(workspace_bytes, manifest, max_draft_tokens=setup.wish.max_draft_tokens),
+        pass_bytes=partial(workspace_bytes, manifest, max_draft_tokens=max_draft_tokens),
     )
 
 

@@ -21,7 +21,7 @@ from edgespec.draft.draft_model import DraftCosts, DraftModelStats, RowCosts
 from edgespec.draft.pool import ChangeLog, DrafterPool
 from edgespec.draft.speculation import Speculation
 from edgespec.draft.text_source import make_text_drafters
-from edgespec.engine.draft_models import make_sets, make_watch
+from edgespec.engine.draft_models import make_sets
 from edgespec.engine.embedder import Embedder
 from edgespec.engine.engine import Engine
 from edgespec.engine.generation import LoadedModel, OpenDrafters
@@ -289,8 +289,7 @@ def _open_drafters(
     """The caches of the target and the pool of its drafters, which give memory up for one another."""
     cached = [AnswerDrafter(answers)] if answers else []
     texts = setup.texts | {AnswerDrafter.name} if answers else setup.texts
-    sets = make_sets(setup, texts, decoder.hidden_states, learner.learner if learner else None)
-    watch = make_watch(setup, sets)
+    sets, watch = make_sets(setup, texts, decoder.hidden_states, learner.learner if learner else None)
     joining = partial(watch.promise, setup.memory.joined_bytes)
     caches = TargetCaches(decoder, setup.num_parallel, joining, watch.exchange, watch.forget)
     pool = DrafterPool(
