@@ -25,13 +25,10 @@ ANSWERS = 4  # that are made at once where nothing is said
 _LEAST_CONTEXT = 16  # tokens; fewer hold no message
 
 _Check = Callable[[str, Any], None]  # takes an option's name and value; raises UsageError: It cannot have it
-
-
-def _is(kind: type | tuple[type, ...], wanted: str) -> _Check:
-    return lambda name, value: require_kind(name, value, kind, wanted)
-
-
-_is_text, _is_switch = _is(str, "a text"), _is(bool, "True or False")
+_is_text = partial(require_kind, kind=str, wanted="a text")
+_is_text_or_path = partial(require_kind, kind=(str, Path), wanted="a text or a path")
+_is_switch = partial(require_kind, kind=bool, wanted="True or False")
+_is_switch_or_none = partial(require_kind, kind=(bool, NoneType), wanted="True, False or None")
 
 
 def _is_one_of(choice: Any) -> _Check:
@@ -83,7 +80,7 @@ class Wish:
     Raises UsageError: An option has a value that it cannot have.
     """
 
-    model: Annotated[str | Path, _is((str, Path), "a text or a path")]
+    model: Annotated[str | Path, _is_text_or_path]
     drafter: Annotated[str, _are_drafters] = "auto"
     draft_length: Annotated[int | str, _is_length] = "auto"
     acceptance: Annotated[AcceptanceName, _is_one_of(AcceptanceName)] = "equality"
@@ -94,7 +91,7 @@ class Wish:
     drafter_threads: Annotated[int | None, _are_threads] = None
     allow_fallback: Annotated[bool, _is_switch] = False
     cuda_graph: Annotated[bool, _is_switch] = True
-    deterministic: Annotated[bool | None, _is((bool, NoneType), "True, False or None")] = None
+    deterministic: Annotated[bool | None, _is_switch_or_none] = None
     exact: Annotated[bool, _is_switch] = False
     offline: Annotated[bool, _is_switch] = False
     keep_download: Annotated[bool, _is_switch] = False
