@@ -250,7 +250,7 @@ def _open_models(setup: Setup, undone: ExitStack) -> tuple[LoadedModel, TargetCa
     if _LOG.isEnabledFor(logging.DEBUG):  # names are asked of drafters that are made for it
         _LOG.debug("drafts come from: %s", speculation.name)
     model = _loaded(setup, decoder, renderer)
-    if decoder.cache and len(decoder.cache.held_tokens):  # of checks and measurements; its memory is kept
+    if decoder.num_fed and decoder.cache:  # by checks and measurements, whose memory is kept
         decoder.cache.pretend(np.zeros(0, np.int32))
     speculation = replace(
         speculation, accept=_ACCEPTANCES[wish.acceptance], hold=pool.hold, has_trees=setup.drafts_trees
