@@ -121,6 +121,12 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any], num_rows: in
     def get(key: str, default: Any = None) -> Any:
         return metadata.get(f"tokenizer.ggml.{key}", default)
 
+    def token_id(key: str, default: int | None = None) -> int | None:
+        found = get(f"{key}_token_id", default)
+        if found is not None and type(found) is not int:  # True is an int too
+            raise SourceError(f"{path}: {key}_token_id is {found!r}, wanted a token's number; the file is damaged")
+        return found
+
     kind, pieces = get("model"), get("tokens")
     if not kind or not isinstance(pieces, list) or not pieces:
         raise SourceError(f"{path} carries no tokenizer; use a GGUF file that is made for text generation")
@@ -135,8 +141,8 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any], num_rows: in
     prefix, template = bool(get("add_space_prefix", True)) and kind != "gemma4", _template(metadata)
     tokenizer = _tokenizer(path, get, pieces, types, prefix)
     typed = list(zip(pieces, types, strict=True))
-    found = (*(get(f"{key}_token_id") for key in ("eos", "eot", "eom")), *get("eos_token_ids", ()))
-    stated = {token for token in found if isinstance(token, int) and 0 <= token < len(pieces)}
+    found = (*map(token_id, ("eos", "eot", "eom")), *get("eos_token_ids", ()))
+    stated = {token for token in found if type(token) is int and 0 <= token < len(pieces)}
     marks = {pieces[token] for token in stated} | _marks(template, typed)
     control = [piece for piece, type_ in typed if type_ in _SPECIAL or (type_ in _TEXTS and piece in marks)]
     defined = [piece for piece, type_ in typed if type_ == _USER_DEFINED and piece not in marks]
@@ -145,9 +151,9 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any], num_rows: in
     named = set(control).intersection(ends_of_turn(control))
     ends = tuple(sorted(stated | {token for token, piece in enumerate(pieces) if piece in named}))
     usual = 1 if kind == "llama" and types[1:2] == [_CONTROL] else None  # SentencePiece files of 2023 leave it out
-    bos = get("bos_token_id", usual)
-    bos = usual if isinstance(bos, int) and not 0 <= bos < len(pieces) else bos  # as 2^32 - 1, which is for none
-    eos, begins = get("eos_token_id"), kind == "llama" or get("pre") in _TRAITS["bos_first"]
+    bos = token_id("bos", usual)
+    bos = usual if bos is not None and not 0 <= bos < len(pieces) else bos  # as 2^32 - 1, which is for none
+    eos, begins = token_id("eos"), kind == "llama" or get("pre") in _TRAITS["bos_first"]
     vocabulary = Vocabulary(
         tokenizer_json=tokenizer.to_str(),
         chat_template=set_end_token(template, ends, eos, pieces[eos] if eos in ends else None),

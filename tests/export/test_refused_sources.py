@@ -604,7 +604,11 @@ def test_odd_settings_are_refused_in_words(tmp_path: Path, change: dict[str, obj
         {"tokenizer.ggml.merges": [1, 2]},
         {"tokenizer.ggml.pre": ["smollm"]},
         {"tokenizer.chat_template": 7},
-        {"tokenizer.ggml.bos_token_id": "a"},
+        *(
+            {f"tokenizer.ggml.{end}_token_id": value}
+            for end in ("bos", "eos", "eot")
+            for value in ("a", True, 1.0)
+        ),
         {"llama.block_count": "two"},
     ],
 )
