@@ -43,17 +43,17 @@ def cpuinfo_line(*beginnings: str) -> str:
     return ""
 
 
+@cache  # Linux has it in that file alone
 def processor_name() -> str:
-    line = cpuinfo_line("model name")  # where alone Linux has it
-    return line.partition(":")[2].strip() if line else platform.processor() or platform.machine()
+    return cpuinfo_line("model name").partition(":")[2].strip() or platform.processor() or platform.machine()
 
 
+@cache  # it is asked for three times as a model is opened
 def read_l2_bytes() -> int | None:
     """The size of a core's L2 cache as ONNX Runtime reads it; None where the system's C library does not say."""
-    if not sys.platform.startswith("linux") or platform.libc_ver()[0] != "glibc":
-        return None
     with suppress(ValueError, OSError):
-        return max(0, os.sysconf(_LEVEL2_CACHE_SIZE)) or None
+        if sys.platform.startswith("linux") and platform.libc_ver()[0] == "glibc":
+            return max(0, os.sysconf(_LEVEL2_CACHE_SIZE)) or None
     return None
 
 
