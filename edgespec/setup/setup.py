@@ -51,7 +51,8 @@ class Setup:
     """The whole answer to what is opened, where and how.
 
     target: With the context that the user wants. memory.target has the one that fits.
-    drafters: Drafter models. unused: That of a pair whose check says that it does not pay.
+    drafters: Chains of drafter models; models: Those of all chains.
+    unused: The drafter of a pair whose check says that it does not pay.
     texts: Names of drafters that draft from the text; window: Of lookahead, if it is among them.
     placement: Devices, threads, and the guarantee: deterministic, exact or neither.
     hidden_layers: Layers of the target whose hidden states it keeps.
@@ -65,6 +66,7 @@ class Setup:
     home: ModelHome
     target: ModelFolder
     drafters: tuple[Chain, ...]
+    models: Sequence[ModelFolder]
     unused: Chain | None
     texts: frozenset[str]
     window: Window | None
@@ -78,10 +80,6 @@ class Setup:
     num_parallel: int
     notes: tuple[str, ...]
     downgrades: tuple[str, ...]
-
-    @property
-    def models(self) -> list[ModelFolder]:
-        return [model for chain in self.drafters for model in chain.models]
 
 
 def decide(wish: Wish, found: Resolved, tables: Tables) -> Setup:
@@ -121,9 +119,8 @@ def decide(wish: Wish, found: Resolved, tables: Tables) -> Setup:
         if is_alone:
             why = "--acceptance rejection with a fixed --draft-length could not repeat the texts of several"
         downgrades.append(f"{num_parallel} instead of {wish.max_parallel} answers are made at once: {why}")
-    layers: tuple[int, ...] = ()
-    if chains:
-        layers = layers_read(model.manifest for chain in chains for model in chain.models)
+    models = [model for chain in chains for model in chain.models]
+    layers = layers_read(each.manifest for each in models) if models else target.manifest.pooled_layers
     notes = [*tables.memory.unknown]
     if wish.when in ("pipelined", "hedged"):
         notes[:0] = _serial_notes(wish.when, [chain.schedule for chain in chains])
@@ -132,6 +129,7 @@ def decide(wish: Wish, found: Resolved, tables: Tables) -> Setup:
         home=found.home,
         target=target,
         drafters=tuple(chains),
+        models=models,
         unused=found.unused,
         texts=texts,
         window=window,
@@ -139,7 +137,7 @@ def decide(wish: Wish, found: Resolved, tables: Tables) -> Setup:
         known=known,
         damage=tables.damage,
         memory=fit,
-        hidden_layers=layers or target.manifest.pooled_layers,
+        hidden_layers=layers,
         has_trees=has_trees or window is not None,
         drafts_trees=has_trees,
         num_parallel=num_parallel,
