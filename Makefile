@@ -13,7 +13,7 @@
 # make check         formatting, lint, types
 # make bench         decoding speed relative to a bare ONNX Runtime loop
 # make check-models MODELS="FILE.gguf …"   export each in four precisions, check them, and print what they lose
-# make wheel         a wheel in dist/
+# make wheel         a wheel in dist/, built from the sdist there, so that an old build/ adds nothing
 # make clean         remove environments and build outputs
 
 PYTHON ?= python3
@@ -80,7 +80,7 @@ check-models: $(VENV)/.test
 	$(BIN)/python bench/check_models.py $(MODELS)
 
 wheel: $(VENV)/.test
-	$(BIN)/python -m build --wheel
+	$(BIN)/python -m build
 
 # pyproject.toml maps export/ and runtimes/ into the package. mypy cannot see that, so it gets these links.
 types:

@@ -38,7 +38,7 @@ if __import__("sys").argv[1:2] != ["serve"]:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--installer", "uv", "--outdir", str(folder), str(ROOT)]
+    command = [sys.executable, "-m", "build", "--installer", "uv", "--outdir", str(folder), str(ROOT)]
     subprocess.run(command, check=True, capture_output=True)
     (found,) = folder.glob("*.whl")
     return found
