@@ -335,7 +335,7 @@ def _stored_answers(setup: Setup) -> AnswerCache | None:
 
 def learned_speculation(setup: Setup, pool: DrafterPool, decoder: Decoder) -> Speculation:
     """Speculation of a fixed length, or one that starts from earlier answers and saves what it learns."""
-    drafters, models = pool.drafters, pool.decoders if pool.has_models else {}
+    drafters, models = pool.drafters, pool.decoders if setup.drafters else {}
     if setup.wish.length is not None or not (pool.drafter_set.texts or models):
         return Speculation(drafters, setup.wish.length)
     placement, known, report = setup.placement, setup.known, setup.wish.report
