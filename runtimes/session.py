@@ -1,6 +1,7 @@
 """Opens a graph on ONNX Runtime, and checks that it is the one that its manifest describes."""
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -153,12 +154,22 @@ def load_graph(
     gate = nullcontext() if device.name == "cpu" else cuda.opening(device)
     with session_settings(device, **options) as (settings, how), attention, gate:
         if content is not None:
-            settings.add_session_config_entry(_WEIGHTS_FOLDER, str(graph.parent))
+            settings.add_session_config_entry(_WEIGHTS_FOLDER, os.fsencode(graph.parent))
         try:
-            return ort.InferenceSession(content or str(graph), settings, **how)
+            return ort.InferenceSession(content or _PathInBytes(graph), settings, **how)
         except Exception as error:  # ONNX Runtime has no common base of its own
             cancel.require_unset()
             raise _loading_error(error, graph, device) from error
+
+
+class _PathInBytes:
+    """A path as the system has it: ONNX Runtime takes no str of a path that Python cannot decode."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __fspath__(self) -> bytes:
+        return os.fsencode(self._path)
 
 
 @contextmanager

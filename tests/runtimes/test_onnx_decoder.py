@@ -1,5 +1,7 @@
 """The real decoder on a tiny random model: its cache never changes what it says."""
 
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -48,6 +50,13 @@ def test_cached_equals_uncached_across_growth_and_chunks(tiny_model: Path) -> No
     for tokens, num_last in random_calls(seed=3, count=60, longest=tiny.CONTEXT):
         fresh._held = np.zeros(0, np.int32)
         assert np.array_equal(cached.logits(tokens, num_last), fresh.logits(tokens, num_last))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are text there")
+def test_a_folder_is_opened_whose_name_python_cannot_decode(tiny_model: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "h\udcff")
+    tokens = np.arange(9, dtype=np.int32)
+    assert np.array_equal(decoder(folder).logits(tokens, 1), decoder(tiny_model).logits(tokens, 1))
 
 
 def test_single_token_passes_agree_within_rounding(tiny_model: Path) -> None:
