@@ -23,9 +23,10 @@ from edgespec.cli.arguments import (
     model_home,
     stated_flags,
 )
-from edgespec.cli.chat_prompt import read_prompt, read_schema, tell_model_from_prompt
+from edgespec.cli.chat_prompt import may_be_prompt, read_prompt, read_schema, tell_model_from_prompt
 from edgespec.cli.parser import CommandParser
 from edgespec.config.options import DEFAULT_MODEL, OPTIONS, SAMPLING_OPTIONS
+from edgespec.system.command_line import quote
 from edgespec.system.console import info, warn
 from edgespec.system.disk import has_content, open_read
 from edgespec.system.tables import read_table
@@ -182,10 +183,17 @@ def _load(options: argparse.Namespace) -> "edgespec.Engine":
     try:
         return load_engine(options, answer_cache=_uses_answer_cache(options), report=report)
     except ModelError as error:
-        is_word = options.model.isalpha() and f"no model '{options.model}':" in str(error)
-        if not is_word or options.named_model or options.words or options.prompt:
+        is_unknown = str(error).startswith((f"no model '{options.model}':", f"'{options.model[:200]}' cannot be"))
+        if (
+            not (is_unknown and may_be_prompt(options.model))
+            or options.named_model
+            or options.words
+            or options.prompt
+        ):
             raise
-        raise ModelError(f"{error}; to send it to the default model: edgespec chat -p {options.model}") from None
+        raise ModelError(
+            f"{error}; to send it to the default model: edgespec chat -p {quote(options.model)}"
+        ) from None
 
 
 def _uses_answer_cache(options: argparse.Namespace) -> bool:

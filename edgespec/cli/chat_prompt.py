@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import stat
 import sys
 from contextlib import suppress
@@ -12,10 +13,12 @@ from typing import Any
 import edgespec
 from edgespec import UsageError
 from edgespec.cli.arguments import decode_argument, model_home
+from edgespec.system.command_line import quote
 from edgespec.system.console import info
 from edgespec.system.printable import one_line
 from edgespec.system.text_files import explain_unreadable, read_stdin, read_text
 
+_OF_NAMES = re.compile(r"[\w.+/\\:~@-]*", re.ASCII)
 _LARGEST_SCHEMA = 4 << 20  # bytes of a file
 
 
@@ -39,6 +42,11 @@ def tell_model_from_prompt(options: argparse.Namespace) -> None:
         options.prompt = [options.words, *(options.prompt or [])]
 
 
+def may_be_prompt(word: str) -> bool:
+    """True if one word, as a sentence of Chinese is one, is letters alone or has a character that names lack."""
+    return word.isalpha() or not _OF_NAMES.fullmatch(word)
+
+
 def read_prompt(options: argparse.Namespace) -> str | None:
     """The prompt to answer once; None for a conversation."""
     parts = options.prompt or ([] if sys.stdin.isatty() else ["-"])
@@ -60,9 +68,9 @@ def _read_pipe(options: argparse.Namespace) -> str:
     if not text.strip():
         word, home = options.model, model_home()
         known = (*edgespec.CATALOG, *home.names(), *home.presets.names())
-        is_prompt = word.isalpha() and not options.named_model and not os.path.exists(word)
+        is_prompt = may_be_prompt(word) and not options.named_model and not os.path.exists(word)
         is_prompt = is_prompt and not any(each.startswith(word) for each in known)
-        advice = f"; if '{word}' is your prompt: edgespec chat -p {word}" if is_prompt else ""
+        advice = f"; if '{word}' is your prompt: edgespec chat -p {quote(word)}" if is_prompt else ""
         came = "only white space came on stdin" if text else "nothing came on stdin"
         if _is_stdin_a_pipe():
             came += ". The command before the pipe wrote nothing, or failed"

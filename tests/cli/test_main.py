@@ -224,8 +224,9 @@ def test_words_that_are_neither_model_nor_prompt_are_refused(
     code, _, err = run(capsys, "chat", "no model", "a prompt")
     assert (code, "there is no model 'no model'" in err) == (2, True)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    code, _, err = run(capsys, "chat", "hello", "--offline")
-    assert (code, "to send it to the default model: edgespec chat -p hello" in err) == (3, True)
+    for word in ("hello", "why?", "日本の首都はどこですか。", "日" * 90):  # Japanese and Chinese have no spaces
+        code, _, err = run(capsys, "chat", word, "--offline")
+        assert (code, f"to send it to the default model: edgespec chat -p {quote(word)}" in err) == (3, True)
     code, _, err = run(capsys, "chat", "--continue", "And why?")
     assert (code, "a prompt goes after --prompt" in err) == (2, True)
     code, _, err = run(capsys, "chat", tiny_model, "a prompt", "--drafter", "sufix")
