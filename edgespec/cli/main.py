@@ -118,7 +118,7 @@ def main(
         if error.errno == errno.ENOMEM:
             discard_output(sys.stdout)
             return _report_failure(_NO_MEMORY, MemoryExhausted.exit_code)
-        message = _stdout_problem() or str(error)
+        message = _stdout_problem() or _words_of(error)
         discard_output(sys.stdout)
         return _report_failure(message, EdgeSpecError.exit_code)
 
@@ -163,6 +163,13 @@ def _prepare_streams() -> None:
         if isinstance(stream, TextIOWrapper):
             is_file = sys.platform == "win32" and stream is not sys.stdin and not stream.isatty()
             stream.reconfigure(errors="replace", encoding="utf-8" if is_file else None)
+
+
+def _words_of(error: OSError) -> str:
+    """An error of a file or folder that no other message explains, such as a name that is too long."""
+    if not error.filename or not error.strerror:
+        return str(error)
+    return f"{os.fsdecode(error.filename)} cannot be used ({error.strerror}); name another file or folder"
 
 
 def _report_failure(message: str, code: int) -> int:

@@ -233,6 +233,13 @@ def test_words_that_are_neither_model_nor_prompt_are_refused(
     assert (code, "did you mean the drafter suffix?" in err) == (3, True)
 
 
+def test_a_file_that_nothing_can_have_as_a_name_is_named_in_words(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path
+) -> None:
+    code, _, err = run(capsys, "chat", tiny_model, "the in", "--trace", "x" * 300)
+    assert (code, "Errno" in err, "x cannot be used (File name too long); name another" in err) == (1, False, True)
+
+
 def test_piped_text_is_the_prompt(
     capsys: pytest.CaptureFixture[str], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
