@@ -1,6 +1,7 @@
 """This installation of edgespec beside another one: decoding, first token, start-up, and a server at four.
 
     python bench/versions.py OTHER_PYTHON MODEL [--other-model FOLDER] [--processes N] [--tokens N] [--drafter D]
+                             [--only PART]
 
 OTHER_PYTHON is the interpreter of an environment that holds the other version. Each version has a process of its
 own with the model loaded: plain, then with the drafter, then `edgespec serve`, which four clients ask at once. The
@@ -43,6 +44,7 @@ REQUESTS = (*PROMPTS, "Explain how a bicycle stays upright, and why it falls ove
 WARM_UP = 2  # rounds
 _LEAST_VALUES = 6  # the least and the greatest of so many have the median between them with a probability of 97 %
 NAMES = "this", "other"
+_PARTS = "plain", "drafts", "server", "starts"
 WORKER = """
 import json, sys
 from time import perf_counter
@@ -210,16 +212,22 @@ def main() -> None:
     parser.add_argument("--starts", type=even, default=20, metavar="N", help="pairs (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--drafter", default="suffix")
+    parser.add_argument("--only", choices=_PARTS, help="measure this part alone")
     options = parser.parse_args()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed version is compiled
     other = Installation(options.python, options.other_model or options.model)
     versions = dict(zip(NAMES, (Installation(sys.executable, options.model), other), strict=True))
     print(f"{Path(options.model).name}: speed of this version over that of the other, medians")
     often = options.processes, options.rounds
-    for drafter in ("none", options.drafter):
-        compare_answers(versions, drafter, options.tokens, *often)
-    compare_servers(versions, options.tokens, *often)
-    compare_starts(versions, options.starts)
+    parts = [options.only] if options.only else _PARTS
+    if "plain" in parts:
+        compare_answers(versions, "none", options.tokens, *often)
+    if "drafts" in parts:
+        compare_answers(versions, options.drafter, options.tokens, *often)
+    if "server" in parts:
+        compare_servers(versions, options.tokens, *often)
+    if "starts" in parts:
+        compare_starts(versions, options.starts)
 
 
 if __name__ == "__main__":
