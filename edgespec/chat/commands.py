@@ -1,6 +1,7 @@
 """The table of the chat's commands, and what each does."""
 
 import difflib
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -193,7 +194,7 @@ _file_command("save", save_to)
 @_command("load")
 def _load(session: ChatSession, argument: str) -> None:
     path = parse_path(argument, "load")
-    if not path.exists():
+    if not os.path.exists(path):  # or it cannot be looked for, which read() explains
         suggest_instead(session, argument)
     session.conversation.restore(Transcript.read(path))
     session.start_new_file()

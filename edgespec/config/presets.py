@@ -133,7 +133,7 @@ class PresetFolder:
         return sorted(each.stem for each in self.path.glob("*.toml") if self.has(each.stem))
 
     def has(self, name: str) -> bool:
-        return bool(_NAME.fullmatch(name)) and self._file(name).is_file()
+        return bool(_NAME.fullmatch(name)) and os.path.isfile(self._file(name))
 
     def find(self, name: str) -> Preset | None:
         """The preset of a name; None where there is none. Raises ModelError: Its file cannot be used."""

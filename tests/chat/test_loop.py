@@ -18,7 +18,7 @@ from rich.console import Console
 from rule_chat import RuleEngine
 from scripted import scripted_engine
 
-from edgespec import Message, ModelError, Preset, SamplingParams, UsageError, load
+from edgespec import EdgeSpecError, Message, ModelError, Preset, SamplingParams, UsageError, load
 from edgespec.chat import clipboard
 from edgespec.chat.clipboard import code_blocks, find_commands, osc52, text_to_copy
 from edgespec.chat.command import NOTHING, is_command, split_command, unescape_message
@@ -242,6 +242,12 @@ def test_of_chats_with_one_name_none_is_deleted_by_it(session: ChatSession) -> N
         run_command(session, "/delete! same")
     assert "deleted 'same'" in output(session, "/delete! 1")
     assert len([*folder.iterdir()]) == 2
+
+
+@pytest.mark.parametrize("command", ["load", "save", "export"])
+def test_a_file_that_nothing_can_have_as_a_name_does_not_end_the_chat(session: ChatSession, command: str) -> None:
+    with pytest.raises(EdgeSpecError):
+        run_command(session, f"/{command} {'x' * 300}.md")
 
 
 def test_commands_have_the_names_that_other_programs_give_them(session: ChatSession) -> None:

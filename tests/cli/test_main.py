@@ -233,10 +233,12 @@ def test_words_that_are_neither_model_nor_prompt_are_refused(
     assert (code, "did you mean the drafter suffix?" in err) == (3, True)
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="there it counts as missing")
 def test_a_file_that_nothing_can_have_as_a_name_is_named_in_words(
-    capsys: pytest.CaptureFixture[str], tiny_model: Path
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, _, err = run(capsys, "chat", tiny_model, "the in", "--trace", "x" * 300)
+    monkeypatch.setenv("EDGESPEC_CONFIG", "x" * 300)
+    code, _, err = run(capsys, "models", "list")
     assert (code, "Errno" in err, "x cannot be used (File name too long); name another" in err) == (1, False, True)
 
 

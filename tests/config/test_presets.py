@@ -16,6 +16,11 @@ POET = Preset(
 )  # fmt: skip
 
 
+def test_a_name_of_more_bytes_than_a_file_may_have_is_that_of_no_preset(tmp_path: Path) -> None:
+    (tmp_path / "presets").mkdir()
+    assert not PresetFolder(tmp_path).has("日" * 96)
+
+
 def test_a_preset_is_read_as_it_was_written(tmp_path: Path) -> None:
     presets = PresetFolder(tmp_path)
     assert presets.names() == []
