@@ -383,10 +383,10 @@ def branch(session: ChatSession, argument: str) -> None:
     """Go on in a new file with the first messages and their answers; the present file stays as it is."""
     conversation = session.conversation
     num = len(conversation.rounds)
-    if argument and not 0 < whole_number(argument) <= num:
-        raise UsageError(f"/branch takes the number of a message from 1 to {num}, as /history shows them")
     if not num:
         raise UsageError("there is nothing to branch from yet")
+    if argument and not 0 < whole_number(argument) <= num:
+        raise UsageError(f"/branch takes the number of a message from 1 to {num}, as /history shows them")
     kept = whole_number(argument) if argument else num
     conversation.keep(kept)
     session.start_new_file()

@@ -210,6 +210,8 @@ def test_a_text_of_several_lines_is_no_command_that_takes_one(
 
 
 def test_go_without_an_answer_says_what_to_do_here(session: ChatSession) -> None:
+    with pytest.raises(UsageError, match="nothing to branch from yet"):
+        run_command(session, "/branch 1")
     with pytest.raises(UsageError, match="no answer to continue; send a message"):
         run_command(session, "/go")
 
