@@ -334,6 +334,7 @@ def test_the_command_trains_a_head_from_states_that_are_not_stored(
     (tensor, *_) = source.tensors.values()
     command = ["train", str(tensor.path), "--output", str(tmp_path / "head"), "--minutes", "0.1", "--json"]
     command += ["--draft-vocab", "120", "--train-device", "cpu", "--disk", "1M"]
+    num_texts = 0
     for _ in range(2):
         assert main(command) == 0
         said = capsys.readouterr()
@@ -341,7 +342,8 @@ def test_the_command_trains_a_head_from_states_that_are_not_stored(
         assert len(report["agreement"]) == 5
         assert report["gain"] is None
         assert "hidden states" not in said.err
-    assert report["texts"] > 10
+        assert report["texts"] > num_texts  # how many more, the speed of the machine says
+        num_texts = report["texts"]
     assert {each.name for each in (tmp_path / "head.work").iterdir()} >= {"texts.jsonl", "checkpoint.safetensors"}
     assert not (tmp_path / "head.work" / "states.f16").exists()
     assert plan_head(source, read_head(tmp_path / "head"), "fp32").plan.tokens is not None
