@@ -4,7 +4,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -134,12 +134,12 @@ def read_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """One line per unknown variable that begins with EDGESPEC_."""
-    known = {*map(variable_name, OPTIONS), _PREFIX + "CONFIG"}
+    known = {variable_name(name): name for name in (*OPTIONS, "config")}
     lines = []
     for variable in sorted(environment):
         if variable.startswith(_PREFIX) and variable not in known and not variable.startswith(_TESTS):
-            near = get_close_matches(variable, known, n=1, cutoff=0.85)
-            hint = f"did you mean {near[0]}?" if near else "edgespec config lists the options"
+            near = _near(variable.removeprefix(_PREFIX), known.values())
+            hint = f"did you mean {variable_name(near)}?" if near else "edgespec config lists the options"
             lines.append(f"the variable {variable} is unknown and has no effect; {hint}")
     return lines
 
@@ -196,11 +196,17 @@ def check_value(name: str, value: object, where: str) -> Value:
     raise UsageError(f"{where}: {name} is {str(value)[:40]!r}; wanted {wanted}")
 
 
+def _near(word: str, names: Iterable[str]) -> str | None:
+    """The name of an option that a word begins or is like."""
+    word, names = word.lower().replace("_", "-"), [*names]
+    begun = [each for each in names if each.startswith(word)] if len(word) > 1 else []
+    return next(iter(begun or get_close_matches(word, names, n=1, cutoff=0.75)), None)
+
+
 def _find_option(name: str, where: str) -> Option:
     if name in OPTIONS:
         return OPTIONS[name]
-    near = get_close_matches(name.replace("_", "-"), OPTIONS, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
+    hint = f"did you mean {near}? " if (near := _near(name, OPTIONS)) else ""
     raise UsageError(f"{where}: no option '{name[:40]}'; {hint}edgespec config lists them all")
 
 

@@ -87,6 +87,7 @@ def test_switch_of_the_file_is_undone_by_a_flag(path: Path) -> None:
     ("text", "message"),
     [
         ("# mine\ntemperatur = 1\n", ":2: no option 'temperatur'; did you mean temperature?"),
+        ("temp = 1\n", ":1: no option 'temp'; did you mean temperature?"),
         ('\n\nthreads = "4"\n', ":3: threads is '4'; wanted a whole number"),
         ("threads = true\n", ":1: threads is 'True'; wanted a whole number"),
         ("threads = -1\n", ":1: threads is '-1'"),
