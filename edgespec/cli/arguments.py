@@ -59,6 +59,14 @@ def is_given(options: Namespace, name: str) -> bool:
     return bool(getattr(options, attribute) != options.parser.get_default(attribute))
 
 
+def require_host(host: str) -> None:
+    """Raises UsageError: The host of a server has a scheme, a path or a port."""
+    if not host.strip() or "/" in host or "]:" in host or host.count(":") == 1:
+        raise UsageError(
+            f"--host is '{host}'; wanted a name or an address alone, as in --host 127.0.0.1 --port 8080"
+        )
+
+
 def require_positive(options: Namespace, *names: str) -> None:
     """Raises UsageError: A number that the command line has is below 1."""
     for name in names:

@@ -11,7 +11,7 @@ from typing import Any
 
 import edgespec
 from edgespec import EdgeSpecError, UsageError, in_flags
-from edgespec.cli.arguments import add_actions, model_home, print_result
+from edgespec.cli.arguments import add_actions, model_home, print_result, require_host
 from edgespec.cli.parser import CommandParser
 from edgespec.cli.table import table
 from edgespec.system.command_line import quote
@@ -184,6 +184,7 @@ def _loaded_models(host: str, port: int, key: str | None) -> tuple[str, list[dic
             "--api-key or EDGESPEC_API_KEY has a character that an HTTP header cannot contain; give the key of "
             "the server"
         )
+    require_host(host)
     name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host).strip("[]")
     url = f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
     headers = {"Authorization": f"Bearer {key}"} if key else {}

@@ -19,6 +19,7 @@ from edgespec.cli.arguments import (
     load_any_engine,
     model_home,
     print_result,
+    require_host,
     require_positive,
 )
 from edgespec.cli.parser import CommandParser
@@ -134,6 +135,7 @@ def require_bounds(options: argparse.Namespace) -> None:
     """Raises UsageError: A number of the server's options is one that it cannot have."""
     if not 0 <= options.port <= 65535:
         raise UsageError(f"--port is {options.port}; wanted 0 to 65535")
+    require_host(options.host)
     require_positive(options, "max-models")
     if options.max_parallel is not None and not 1 <= options.max_parallel <= MAX_ANSWERS:
         raise UsageError(f"--max-parallel is {options.max_parallel}; wanted 1 to {MAX_ANSWERS}")

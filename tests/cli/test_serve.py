@@ -29,6 +29,10 @@ from edgespec.server.serving import open_socket, within_open_files
     [
         (["--host", "0.0.0.0"], "--api-key"),
         (["--host", "192.168.1.2", "--api-key", " "], "empty"),
+        *(
+            (["--host", host], "an address alone")
+            for host in ("localhost:8080", "http://localhost", "[::1]:80", "")
+        ),
         (["--port", "70000"], "0 to 65535"),
         (["--max-models", "0"], "at least 1"),
         (["--max-parallel", "0"], "1 to 16"),
