@@ -91,7 +91,7 @@ class HomeAdvice:
     def way_to(self, model: str) -> str:
         """The command that prepares a model that is not here; empty where none is known to."""
         name = split_precision(model)[0].removeprefix(f"{self.home.models}{os.sep}")
-        if source := self.noted_source(self.home.models / name):
+        if name == os.path.basename(name) and (source := self.noted_source(self.home.models / name)):
             return f"edgespec export {quote(source)} --name {quote(name)}"
         is_source = os.path.isfile(name) or is_named(name)
         return f"edgespec models pull {quote(model)}" if is_source else ""

@@ -448,6 +448,8 @@ def test_what_was_removed_is_prepared_again_by_the_command_that_the_error_names(
     assert source is not None
     assert source.words == [str(file)], "its whole path, for a command that is typed elsewhere"
     assert home.source_of("yours").path == Path(file), "a training takes the source that is noted"
+    with pytest.raises(ModelError, match="there is no file or folder yours"):
+        home.resolve("./yours")
     for name, model in (("poet", "yours"), ("other", str(home.models / "yours")), ("third", "tiny")):
         assert main(["preset", "create", name, "--from", model]) == 0
     assert main(["models", "rm", "yours", "tiny", "nothing", "--yes"]) == 3, "all or none"
