@@ -348,6 +348,7 @@ def test_export_json_is_the_manifest(capsys: pytest.CaptureFixture[str], tiny_gg
         (["chat", "smollm2-135m:latest", "x"], 3, "did you mean smollm2-135m? names here have no tags"),
         (["chat", "llama3.2:latest", "x"], 3, "did you mean llama-3.2-1b? names here have no tags"),
         (["chat", "", "--prompt", "x"], 3, "the name of the model is empty"),
+        (["chat", ":int4", "--prompt", "x"], 3, "the name of the model is empty"),
         (["chat", "nothing-like-it", "--prompt", "x"], 3, "'nothing-like-it': edgespec models list has the names"),
         (["models", "path", "/"], 3, "is a folder without edgespec.json"),
         (["chat", "{model}", "--prompt", "x", "--memory", "2M"], 5, "too low for tiny: give at least --memory "),
