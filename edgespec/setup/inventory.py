@@ -346,7 +346,9 @@ class Inventory:
             return f"the model '{model}' was renamed; use its new name: {now}"
         folder = Path(model)
         with explain_name(model):
-            if (folder / FILE_NAME).is_file() and folder.resolve().parent != self.home.models.resolve():
+            if (folder / FILE_NAME).is_file():
+                if folder.resolve().parent == self.home.models.resolve():
+                    return f"{model} is the folder of a prepared model; give its name: {folder.resolve().name}"
                 return f"{model} is a model folder of your own; rename or delete the folder itself"
         return f"'{model}' is not a prepared model; {self._advice(model)}"
 

@@ -355,6 +355,8 @@ def test_a_folder_that_was_exported_elsewhere_is_left_to_its_owner(
     assert main(["models", *order]) == 3
     said = capsys.readouterr().err
     assert said == "edgespec: mine is a model folder of your own; rename or delete the folder itself\n"
+    assert main(["models", *(each.replace("mine", "home/models/tiny") for each in order)]) == 3
+    assert "is the folder of a prepared model; give its name: tiny\n" in capsys.readouterr().err
 
 
 def test_a_model_is_renamed_to_other_cases_on_a_disk_that_ignores_them(
