@@ -320,7 +320,8 @@ class ModelHome:
             files = [each for each in part_paths(source) if each.exists()]
         states = [f"{os.fsencode(file)!r} {(stat := file.stat()).st_size} {stat.st_mtime_ns}" for file in files]
         key = hashlib.sha256("\n".join(states).encode()).hexdigest()[:8]
-        return self._prepare(f"{name}-{key}", wanted, "source", lambda judge: LocalSource(path=source))
+        name = os.fsdecode(f"{name}-{key}".encode())  # by its bytes, where the system's names are not UTF-8
+        return self._prepare(name, wanted, "source", lambda judge: LocalSource(path=source))
 
     def _require_writable(self) -> None:
         """Raises EdgeSpecError: No model can be prepared in this home."""

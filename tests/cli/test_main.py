@@ -615,10 +615,11 @@ def test_everything_works_in_a_locale_without_utf8(
     tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
+    source = shutil.copy(tiny_gguf, tmp_path / "naïve 你好.gguf")
     (tmp_path / "text.txt").write_text("naïve 你好", encoding="utf-8")
     lines = [
         f"edgespec export {tiny_gguf} --output {out}",
-        f"edgespec chat {out} --prompt 'Say 你好' --max-tokens 3 --json",
+        f"edgespec chat '{source}' --prompt 'Say 你好' --max-tokens 3 --json",
         f"edgespec score {out} --file {tmp_path / 'text.txt'} --json",
     ]
     elsewhere = shell(" && ".join(lines), **NO_UTF8)
