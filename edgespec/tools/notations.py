@@ -3,7 +3,6 @@
 import ast
 import json
 import re
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +19,13 @@ _PYTHON_NAMES = re.compile(
     r"""(?s:(?P<quote>"{3}|'{3}|"|')(?:\\.|(?!(?P=quote))[^\\])*+(?P=quote)?)"""
     rf"|#.*|(?P<name>{NAME_IN_PYTHON})(?=\s*[(=])|{NAME_IN_PYTHON}"
 )
-_WRITTEN = "<a call of a model>"  # the name of a file, by which Python warns
+# What Python reads with a warning, which a user would see: a number joined to a word, and escapes that are none.
+# A filter for them would be set for the whole process, whose other threads would lose their own.
+_WARNED = re.compile(
+    r"""(?s:(?P<prefix>\w*+)(?P<quote>"{3}|'{3}|"|')(?:\\.|(?!(?P=quote))[^\\])*+(?P=quote)?)"""
+    r"|#[^\r\n]*|(?P<joined>\d[\w.]*?(?:and|else|for|if|in|is|not|or))|\d[\w.]*+|\w++"
+)
+_ESCAPE = re.compile(r"\\(?:(?P<octal>[4-7][0-7]{2})|(?P<known>[\\'\"abfnrtvxNuU0-7\r\n])|)")
 _KEY = re.compile(r"\s*+([^:{},\[\]\s]++(?:\s++[^:{},\[\]\s]++)*+)\s*+:\s*+")
 
 
@@ -77,15 +82,26 @@ def parse_python(text: str, argument_names: Mapping[str, Sequence[str]]) -> list
 def _expressions(text: str) -> list[ast.expr]:
     """The expressions of some lines. Raises ValueError: there is something else."""
     try:
-        with warnings.catch_warnings():  # of escapes that are none, which a user would see or have as errors
-            warnings.filterwarnings("ignore", module=_WRITTEN)
-            lines = ast.parse(text.strip(), _WRITTEN).body
+        lines = ast.parse(_WARNED.sub(_without_warnings, text.strip())).body
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"no Python: {error}") from None
     found = [each.value for each in lines if isinstance(each, ast.Expr)]
     if len(found) < len(lines):
         raise ValueError("a statement")
     return found
+
+
+def _without_warnings(piece: re.Match[str]) -> str:
+    """A piece of Python as Python reads it without a warning. Raises ValueError: No literal has it."""
+    if piece["joined"] or (prefix := (piece["prefix"] or "").lower()) not in ("", "r", "u"):
+        raise ValueError("no literal")
+    return _ESCAPE.sub(_escape, piece[0]) if piece["quote"] and prefix != "r" else piece[0]
+
+
+def _escape(found: re.Match[str]) -> str:
+    if found["octal"]:
+        return f"\\u{int(found['octal'], 8):04x}"
+    return found[0] if found["known"] else "\\\\"
 
 
 def parse_literal(text: str) -> Any:

@@ -367,6 +367,15 @@ def test_python_warns_of_nothing_that_a_model_wrote(written: str, value: str | N
     assert (told, found) == ([], [("get_weather", {"city": value})] if value else [])
 
 
+def test_warnings_of_the_users_program_are_left_as_they_are() -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")  # once a place, until something changes how Python warns
+        for _ in range(2):
+            warnings.warn("of the user's program", stacklevel=1)
+            parse("<|tool_call_start|>[get_weather(city='a')]<|tool_call_end|>", NAMED["lfm2"], holds=True)
+    assert len(told) == 1
+
+
 def test_what_json_cannot_hold_is_no_call() -> None:
     for arguments in (r'"{\"days\": NaN}"', '{"days": 1e999}'):
         text = f'<tool_call>{{"name": "get_weather", "arguments": {arguments}}}</tool_call>'
