@@ -608,6 +608,7 @@ def published() -> Iterator[PublishedHead]:
                 "num_attention_heads": 32,
                 "num_key_value_heads": 8,
                 "head_dim": 128,
+                "rope_theta": 1e6,
             },
             "architectures": ["Eagle3Speculator"],
             "norm_before_residual": True,
