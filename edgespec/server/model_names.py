@@ -26,6 +26,7 @@ from edgespec import (
 )
 from edgespec.server.errors import ApiError
 from edgespec.system.context_managers import contextmanager
+from edgespec.system.split_files import utf8_name
 
 LATEST = ":latest"  # behind names that clients of ollama send
 _NAME_LENGTH = 200  # characters of a name that is repeated in a message
@@ -90,7 +91,7 @@ class ModelNames:
     @property
     def own_name(self) -> str | None:
         """The name by which clients know the model of the command line."""
-        return None if self.own is None else self.own if self.own in CATALOG else Path(self.own).name
+        return None if self.own is None else self.own if self.own in CATALOG else utf8_name(Path(self.own).name)
 
     def names(self) -> list[str]:
         """All names, that of the command line first, those whose model has yet to be prepared last."""
@@ -120,8 +121,9 @@ class ModelNames:
             own = None
         folders = sorted(self.home.models.iterdir()) if self.home.models.is_dir() else []
         for folder in folders:
-            if folder != own and folder.name != self.own_name and folder.name[0] != "." and folder.is_dir():
-                yield from self._read(folder.name, folder)
+            name = utf8_name(folder.name)
+            if folder != own and name != self.own_name and name[0] != "." and folder.is_dir():
+                yield from self._read(name, folder)
         for name in presets:
             if name != self.own_name:
                 yield from self._preset(name)
@@ -240,7 +242,8 @@ class ModelNames:
         if name == self.own_name and self.own is not None:
             return self.own
         # The catalogue also knows a drafter. Otherwise the folder itself, whatever lies in the working directory.
-        return name if name in CATALOG or self.home.presets.has(name) else str(self.home.models / name)
+        is_known = name in CATALOG or self.home.presets.has(name)
+        return name if is_known else str(self.home.models / os.fsdecode(name.encode()))
 
     def _folder(self, model: str | None) -> Path | None:
         """The folder of a model or a preset that a user named; None until it is prepared for the CPU."""

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from operator import ge
@@ -536,6 +537,12 @@ def test_a_model_of_the_home_is_not_served_under_two_names(tiny_model: Path, tmp
     assert ModelNames(home).names() == ["mine", "other"]
     assert (names.source("mine"), names.source("other")) == (str(home.models / "mine"), str(home.models / "other"))
     assert ModelNames(home, own="no such").names() == ["no such", "mine", "other"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are text there")
+def test_a_name_that_is_no_utf_8_is_told_to_clients_as_text(tiny_model: Path, tmp_path: Path) -> None:
+    home = home_with(tmp_path, **{"h\udcff": tiny_model})
+    assert ModelNames(home, own="own\udcff.gguf").names() == ["own\ufffd.gguf", "h\ufffd"]
 
 
 def test_the_model_of_the_command_line_needs_no_name_and_answers_have_a_bound(
