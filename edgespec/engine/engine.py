@@ -206,13 +206,14 @@ class Engine:
     @property
     def target(self) -> Decoder:
         """Raises EdgeSpecError: the engine is closed."""
-        self._require_open()
-        return self._caches.decoders[0]
+        return self._require_open()[0]
 
-    def _require_open(self) -> None:
+    def _require_open(self) -> Sequence[Decoder]:
+        """The decoders of the caches. Raises EdgeSpecError: the engine is closed."""
         self._owner.require_here()
-        if not self._caches.decoders:
+        if not (decoders := self._caches.decoders):
             raise EdgeSpecError("this engine is closed; load the model again")
+        return decoders
 
     @lists_options
     def stream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AnswerStream:

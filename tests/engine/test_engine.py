@@ -234,6 +234,16 @@ def test_closed_engine_says_so(tiny_model: Path) -> None:
     assert engine.tokenize("the") != ()
 
 
+def test_a_target_that_another_thread_closes_is_given_or_refused_in_words(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load(tiny_model) as engine:
+        target = engine.target
+        found = iter([[target], []])  # as it is while the engine is closed meanwhile
+        monkeypatch.setattr(TargetCaches, "decoders", property(lambda caches: next(found)))
+        assert engine.target is target
+
+
 def test_closing_cancels_the_answers_that_are_open(tiny_model: Path) -> None:
     with load(tiny_model, drafter="suffix") as engine:
         begun, untouched = engine.stream("the in", max_tokens=300), engine.stream("the", max_tokens=300)
