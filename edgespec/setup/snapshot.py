@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from urllib.parse import quote
 
 from edgespec.errors import EdgeSpecError, ModelError
-from edgespec.export import gguf, safetensors
 from edgespec.manifest import Origin
 from edgespec.setup.hub import (
     MAX_JSON_BYTES,
@@ -145,6 +144,8 @@ class _Snapshot:
 
     def _copy_header(self, file: RemoteFile, copy: Path) -> None:
         """Copy the start of a file of weights, as far as its header goes, and fetch it as far where need be."""
+        from edgespec.export import gguf, safetensors  # 15 ms, and only a first use needs it
+
         kind = gguf if file.name.endswith(".gguf") else safetensors
         count, path = _HEAD_BYTES, self.here / file.name
         while True:
