@@ -8,10 +8,12 @@ one says.
 """
 
 import ctypes
+import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from threading import get_ident
 from types import SimpleNamespace
@@ -35,6 +37,9 @@ ARENA = (
     "(size_t, bool, onnxruntime::Stream*) Available memory of {} is smaller than requested bytes of {}"
 )
 KERNEL = "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running MatMulNBits node: "
+
+
+_Graph = PathLike[bytes] | bytes  # a file, or its content
 
 
 class FakeGpu:
@@ -67,7 +72,7 @@ class FakeGpu:
     def free(self) -> int:
         return self.limit - self.used - self.kept
 
-    def open(self, graph: str | bytes, settings: Any, **how: Any) -> Any:
+    def open(self, graph: _Graph, settings: Any, **how: Any) -> Any:
         provider, *options = how.get("providers", [("", {})])[0]
         if provider != cuda.PROVIDER:
             return onnxruntime.InferenceSession(graph, settings, **how)
@@ -98,7 +103,7 @@ def _is_within_gate() -> bool:
 
 
 class _Session:
-    def __init__(self, gpu: FakeGpu, graph: str | bytes, settings: Any, options: dict[str, str]) -> None:
+    def __init__(self, gpu: FakeGpu, graph: _Graph, settings: Any, options: dict[str, str]) -> None:
         self._gpu, self._options = gpu, options
         self._records = options.get(cuda.GRAPHS) == "1"
         self._thread: int | None = None
@@ -179,10 +184,10 @@ class _Session:
         self._recorded[options.graph_id].run(self._gpu.replay_output, self._gpu.replay_error)
 
 
-def _weights_bytes(graph: str | bytes, settings: Any) -> int:
+def _weights_bytes(graph: _Graph, settings: Any) -> int:
     """Bytes of the weights files beside a graph; 0 for a graph that refers to none."""
-    if isinstance(graph, str):
-        folder = Path(graph).parent
+    if not isinstance(graph, bytes):
+        folder = Path(os.fsdecode(graph)).parent
     elif any(each.external_data for each in onnx.load_from_string(graph).graph.initializer):
         folder = Path(settings.get_session_config_entry(WEIGHTS_FOLDER))
     else:
