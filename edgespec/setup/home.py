@@ -96,11 +96,12 @@ class ModelHome:
 
     def _resolve(self, model: str, wanted: "_Wanted") -> Path | None:
         """A model's folder, or None where it may not be prepared now; raises as resolve() does."""
-        if not split_precision(model := self.presets.model_of(model))[0].strip():
-            raise ModelError("the name of the model is empty; edgespec models list has the names")
-        if (fixed := self.fixed_folder(model)) is not None:
+        model = self.presets.model_of(model)
+        if model.strip() and (fixed := self.fixed_folder(model)) is not None:
             return fixed
         name, precision = split_precision(model)
+        if not name.strip():
+            raise ModelError("the name of the model is empty; edgespec models list has the names")
         wanted = replace(wanted, precision=precision)
         with explain_name(model):
             path = Path(name).expanduser()
