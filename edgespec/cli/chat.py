@@ -184,12 +184,8 @@ def _load(options: argparse.Namespace) -> "edgespec.Engine":
         return load_engine(options, answer_cache=_uses_answer_cache(options), report=report)
     except ModelError as error:
         is_unknown = str(error).startswith((f"no model '{options.model}':", f"'{options.model[:200]}' cannot be"))
-        if (
-            not (is_unknown and may_be_prompt(options.model))
-            or options.named_model
-            or options.words
-            or options.prompt
-        ):
+        is_prompt = is_unknown and may_be_prompt(options.model)
+        if not is_prompt or options.named_model or options.words or options.prompt:
             raise
         raise ModelError(
             f"{error}; to send it to the default model: edgespec chat -p {quote(options.model)}"

@@ -13,7 +13,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from os import PathLike
 from pathlib import Path
 from threading import get_ident
 from types import SimpleNamespace
@@ -38,8 +37,7 @@ ARENA = (
 )
 KERNEL = "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running MatMulNBits node: "
 
-
-_Graph = PathLike[bytes] | bytes  # a file, or its content
+_Graph = os.PathLike[bytes] | bytes  # a file, or its content
 
 
 class FakeGpu:
