@@ -2,11 +2,11 @@
 
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from threading import Thread, current_thread
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,8 @@ from edgespec.runtimes import joined_graph
 from edgespec.runtimes.device_checks import are_close, probe_tokens
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.joined_graph import join_graph, part_name
-from edgespec.runtimes.kv_caches import SharedCache, bind_rows
+from edgespec.runtimes.kv_caches import bind_rows
+from edgespec.runtimes.passes import Part, Passes, PassRows
 from edgespec.runtimes.session import (
     HIDDEN_STATES,
     SessionOptions,
@@ -29,40 +30,10 @@ from edgespec.runtimes.session import (
     translate_memory_errors,
 )
 from edgespec.system.cancel import Cancel
-from edgespec.types import Array, Logits, TokenIds
-
-if TYPE_CHECKING:
-    from edgespec.runtimes.passes import Passes
-
+from edgespec.types import Array
 
 _log = logging.getLogger(__name__)
 _FEW_PARTS = 4  # of the first session; the next one has twice as many
-
-
-class Part(NamedTuple):
-    """A pass of one text: tokens after the first num_past slots of its cache, the last num_rows with logits.
-
-    num_padded: Tokens behind them that mean nothing, which a pass of its own would run to be of even width.
-    token_widths: Outputs with a row for each token that the text wants, and how many numbers a row has.
-    """
-
-    cache: SharedCache
-    tokens: TokenIds
-    num_past: int
-    num_rows: int
-    num_padded: int
-    token_widths: Mapping[str, int]
-
-
-class PassRows(NamedTuple):
-    """The rows that a pass gives a text.
-
-    logits: [num_rows, vocab_size].
-    token_rows: By output, [num_tokens, width].
-    """
-
-    logits: Logits
-    token_rows: Mapping[str, Logits]
 
 
 class JoinedSession:
@@ -320,7 +291,7 @@ def open_joined(
     manifest: Manifest,
     device: Device,
     options: SessionOptions,
-    alone: "Passes",
+    alone: Passes,
     num_parts: int,
     cancel: Cancel,
 ) -> JoinedSession:
@@ -339,7 +310,7 @@ def open_joined(
     return joined
 
 
-def _compare(joined: JoinedSession, alone: "Passes", manifest: Manifest, *, is_exact: bool) -> None:
+def _compare(joined: JoinedSession, alone: Passes, manifest: Manifest, *, is_exact: bool) -> None:
     """Raises EdgeSpecError: A pass of two texts gives other rows than a pass of each."""
     tokens = probe_tokens(manifest.vocab_size, manifest.context_length)
     if len(tokens) < sum(_COMPARED) + 2:

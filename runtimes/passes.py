@@ -19,7 +19,6 @@ from edgespec.runtimes.attention_bias import TreeLayout, attention_bias
 from edgespec.runtimes.cuda_graph import RecordedPass, find_graphs
 from edgespec.runtimes.device_rows import END_ROW, FIRST_ROW
 from edgespec.runtimes.devices import Device, import_onnxruntime
-from edgespec.runtimes.joined import JoinedPasses, Part, PassRows, open_joined
 from edgespec.runtimes.kv_caches import BoundCache, SharedCache, make_cache
 from edgespec.runtimes.pass_shapes import NO_RULE, row_rule
 from edgespec.runtimes.session import (
@@ -39,6 +38,32 @@ from edgespec.types import Array, Logits, TokenIds
 _HALF = "tensor(float16)"
 _NUM_LOGITS = "num_logits"  # the name of a dimension of outputs: tokens that get logits, and not all
 Made = TypeVar("Made")
+
+
+class Part(NamedTuple):
+    """A pass of one text: tokens after the first num_past slots of its cache, the last num_rows with logits.
+
+    num_padded: Tokens behind them that mean nothing, which a pass of its own would run to be of even width.
+    token_widths: Outputs with a row for each token that the text wants, and how many numbers a row has.
+    """
+
+    cache: SharedCache
+    tokens: TokenIds
+    num_past: int
+    num_rows: int
+    num_padded: int
+    token_widths: Mapping[str, int]
+
+
+class PassRows(NamedTuple):
+    """The rows that a pass gives a text.
+
+    logits: [num_rows, vocab_size].
+    token_rows: By output, [num_tokens, width].
+    """
+
+    logits: Logits
+    token_rows: Mapping[str, Logits]
 
 
 class Passes:
@@ -82,7 +107,7 @@ class Passes:
         self._ort = import_onnxruntime()
         self._is_exact = options.get("deterministic", False)
         self.graphs = find_graphs(self._session, device, is_exact=self._is_exact) if self._has_arena else None
-        self._open_joined = partial(open_joined, graph, manifest, device, options)
+        self._opened_as = graph, manifest, device, options
         self.queue: PassQueue[Part, PassRows] | None = None  # of all forks, once there are any
         self._start()
 
@@ -134,10 +159,14 @@ class Passes:
             return
         can_join = self._device.memory == "cpu" and isinstance(self.cache, SharedCache) and max_callers > 1
         can_join &= self._manifest.kv_cache.recurrence is None  # whose states differ between texts
+        if not can_join:
+            self.queue = PassQueue(None)
+            return
+        from edgespec.runtimes.joined import JoinedPasses, open_joined  # 10 ms, for several answers at once
+
         # A pass of its own compares what both sessions give; it must not hold these, nor be queued.
-        open_session = partial(self._open_joined, self.fork())
-        joiner = JoinedPasses(max_callers, open_session, may_join) if can_join else None
-        self.queue = PassQueue(joiner)
+        open_session = partial(open_joined, *self._opened_as, self.fork())
+        self.queue = PassQueue(JoinedPasses(max_callers, open_session, may_join))
 
     @property
     def max_tokens(self) -> int | None:

@@ -20,10 +20,11 @@ from edgespec.errors import Cancelled, EdgeSpecError, ManifestError
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
-from edgespec.runtimes.joined import JoinedPasses, JoinedSession, Part, PassRows
+from edgespec.runtimes.joined import JoinedPasses, JoinedSession
 from edgespec.runtimes.joined_graph import join_graph
 from edgespec.runtimes.kv_caches import SharedCache
 from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.runtimes.passes import Part, PassRows
 from edgespec.runtimes.tree import OnnxTreeDecoder
 from edgespec.system.cancel import Cancel
 from edgespec.types import Logits, TokenIds
