@@ -86,7 +86,8 @@ def _require_model_file(model: str) -> None:
 
 def _stated(options: argparse.Namespace, presets: "PresetFolder") -> "Preset":
     """The preset of a command line. Raises UsageError: It has what it cannot have."""
-    from edgespec.config.presets import parse_preset, read_modelfile
+    from edgespec.config.modelfile import read_modelfile
+    from edgespec.config.presets import parse_preset
 
     stated: dict[str, Any] = {}
     if options.file:

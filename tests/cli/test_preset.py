@@ -16,7 +16,8 @@ from edgespec import Engine, Message, ModelError, SamplingParams, UsageError, fo
 from edgespec.cli.arguments import load_engine, model_home
 from edgespec.cli.main import command_parser, main
 from edgespec.cli.serve import _open_engine
-from edgespec.config.presets import Preset, PresetFolder, parse_preset, read_modelfile
+from edgespec.config.modelfile import read_modelfile
+from edgespec.config.presets import Preset, PresetFolder, parse_preset
 from edgespec.server.limits import Limits
 from edgespec.server.model_names import ModelNames
 from edgespec.setup.wish import Wish

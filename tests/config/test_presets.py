@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from edgespec.config.modelfile import read_modelfile
 from edgespec.config.options import OPTIONS, PRESET_OPTIONS
-from edgespec.config.presets import Preset, PresetFolder, parse_preset, read_modelfile
+from edgespec.config.presets import Preset, PresetFolder, parse_preset
 from edgespec.errors import ModelError, UsageError
 
 EXAMPLE = ({"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"})
