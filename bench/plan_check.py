@@ -27,20 +27,20 @@ from edgespec.decoding.tree import NO_DRAFT
 from edgespec.draft.acceptance_rates import AcceptanceRates, Key
 from edgespec.draft.draft_model import UNKNOWN_WORTH
 from edgespec.draft.drafter import Drafter, DraftRequest
-from edgespec.engine.draft_models import open_chain
+from edgespec.engine.drafter_chain import open_chain
 from edgespec.evaluation.prompts import own_prompts
 from edgespec.runtimes.devices import find_device
 from edgespec.setup.device_choice import Placement
 from edgespec.setup.measure import LONGEST
 from edgespec.setup.measured_placements import MeasuredPlacements, splits_of
 from edgespec.setup.open_model import ModelFolder, open_model
-from edgespec.setup.planner import PlannedOption, Schedule, draft_rates, plan_on
+from edgespec.setup.planner import PlannedOption, draft_rates, plan_on
 from edgespec.setup.profile import Place
 from edgespec.setup.resolve import Chain, resolve
 from edgespec.setup.wish import Wish
 from edgespec.system.cancel import Cancel
 from edgespec.system.console import info, log_to_stderr
-from edgespec.types import Logits, Sampler, TokenIds
+from edgespec.types import Logits, Sampler, Schedule, TokenIds
 
 Past = Mapping[Key, tuple[float, float]]
 

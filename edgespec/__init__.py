@@ -97,7 +97,6 @@ if TYPE_CHECKING:  # the public names, and those for the wings
     from edgespec.setup.open_model import measure_ranges, open_decoder, open_with_states, require_runtime
     from edgespec.setup.pair import learned_files
     from edgespec.setup.plan_words import plan_in_words
-    from edgespec.setup.planner import ScheduleChoice
     from edgespec.setup.profile import Profile
     from edgespec.setup.snapshot import LocalSource, Preview
     from edgespec.setup.source_names import split_precision
@@ -124,6 +123,7 @@ if TYPE_CHECKING:  # the public names, and those for the wings
         Report,
         Role,
         Row,
+        ScheduleChoice,
         TokenIds,
         ToolChoice,
         append,
@@ -200,7 +200,6 @@ _MODULES = {
     "setup.open_model": "measure_ranges open_decoder open_with_states require_runtime",
     "setup.pair": "learned_files",
     "setup.plan_words": "plan_in_words",
-    "setup.planner": "ScheduleChoice",
     "setup.profile": "Profile",
     "setup.snapshot": "LocalSource Preview",
     "setup.source_names": "split_precision",
@@ -214,7 +213,7 @@ _MODULES = {
     "text.tokenizer": "TextStream Tokenizer",
     "tools.call_events": "CallArguments CallEnd CallStart in_order join_calls",
     "tools.tool": "Tool ToolCall ToolUse parse_tools result_text",
-    "types": "FinishReason Overflow Precision Report Role Row TokenIds ToolChoice append",
+    "types": "FinishReason Overflow Precision Report Role Row ScheduleChoice TokenIds ToolChoice append",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 

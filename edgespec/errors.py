@@ -38,19 +38,20 @@ _OPTIONS = (
 _RENAMED = {"threads": "num_threads", "memory": "memory_limit"}
 PARAMETERS = {name: _RENAMED.get(name, name.replace("-", "_")) for name in (*_SWITCHES, *_OPTIONS)}
 _FLAGS = {parameter: name for name, parameter in PARAMETERS.items()}
+# Patterns are compiled where a message is worded, since few starts word one: 5 ms.
 # To be typed in a shell.
-_COMMAND = re.compile(r"(\b(?:edgespec [a-z]|pip |python -m )(?:'[^']*'|[^;,()\n])*)")
+_COMMAND = r"(\b(?:edgespec [a-z]|pip |python -m )(?:'[^']*'|[^;,()\n])*)"
 _VALUES = (
     "auto|none|ngram|suffix|lookahead|self|mtp|cpu|gpu|npu|cuda|webgpu|openvino|qnn|coreml|directml|tensorrt-rtx|"
     "source|fp32|fp16|int8|int4|w8a16|serial|pipelined|hedged|equality|rejection"
 )
 # A value is a placeholder, a number, in quotes, one of these, a path, or the last word before a stop.
-_FLAG = re.compile(
+_FLAG = (
     rf"--(no-(?={'|'.join(_SWITCHES)}))?({'|'.join(sorted(PARAMETERS, key=len, reverse=True))})(?![\w-])"
     rf"(?: (?:([A-Z]{{2,}}\b|[0-9][\w.]*)|'([^']*)'|((?:{_VALUES})(?::\w+)*\b|[^\s;,()']*[/\\][^\s;,()']*|"
     r"(?!out\b|instead\b|too\b)[\w.:+-]*\w(?=\.?$|[;,)]))))?"
 )
-_PARAMETER = re.compile(
+_PARAMETER = (
     rf"(?<![\w.'\"`=/-])({'|'.join(sorted(_FLAGS, key=len, reverse=True))})="
     r"(?:'([^']*)'|(True|False)\b|([0-9][\w.]*|[A-Z]{2,}\b)|(?![\w'\"=]))"
 )
@@ -64,12 +65,10 @@ _CALLS = {
     },
     "export": "models.export",
 }
-_CALL = re.compile(
-    rf"edgespec ({'|'.join(_CALLS)})(?![\w-])((?: (?:'[^']*'|[^\s'])+?)*?)( has the names.*)?(\.?)", re.S
-)
+_CALL = rf"(?s)edgespec ({'|'.join(_CALLS)})(?![\w-])((?: (?:'[^']*'|[^\s'])+?)*?)( has the names.*)?(\.?)"
 # Any other option, which these functions do not take.
-_FOREIGN = re.compile(r"--(?!(?:adapter|device|output|precision|revision) )")
-_CALLED = re.compile(rf"(?<![\w.])({'|'.join(_CALLS.values())})\(((?:'[^']*'|[^()'])*)\)")
+_FOREIGN = r"--(?!(?:adapter|device|output|precision|revision) )"
+_CALLED = rf"(?<![\w.])({'|'.join(_CALLS.values())})\(((?:'[^']*'|[^()'])*)\)"
 
 
 def in_python(message: str) -> str:
@@ -77,15 +76,15 @@ def in_python(message: str) -> str:
 
     Commands that no function of Python does stay as they are.
     """
-    parts = _COMMAND.split(message)
-    return "".join(_as_call(part) if i % 2 else _FLAG.sub(_as_argument, part) for i, part in enumerate(parts))
+    parts = re.split(_COMMAND, message)
+    return "".join(_as_call(part) if i % 2 else re.sub(_FLAG, _as_argument, part) for i, part in enumerate(parts))
 
 
 def _as_call(command: str) -> str:
-    found = _CALL.fullmatch(command)
-    if not found or _FOREIGN.search(found[2]):
+    found = re.fullmatch(_CALL, command)
+    if not found or re.search(_FOREIGN, found[2]):
         return command
-    pieces = re.findall(r"(?:'[^']*'|[^\s'])+", _FLAG.sub(_as_argument, found[2]))
+    pieces = re.findall(r"(?:'[^']*'|[^\s'])+", re.sub(_FLAG, _as_argument, found[2]))
     plain = [piece for piece in pieces if "=" not in piece]
     if len(plain) > 1 + (found[1] == "models rename"):
         return command
@@ -112,7 +111,7 @@ def _as_argument(found: re.Match[str]) -> str:
 
 def in_flags(message: str) -> str:
     """A message with arguments of Python as options of the command line, and calls as commands."""
-    return _PARAMETER.sub(_as_flag, _CALLED.sub(_as_command, message))
+    return re.sub(_PARAMETER, _as_flag, re.sub(_CALLED, _as_command, message))
 
 
 def _as_flag(found: re.Match[str]) -> str:

@@ -11,6 +11,8 @@ Role = Literal["system", "user", "assistant"]
 FinishReason = Literal["stop", "tool_calls", "length", "context", "cancelled", "timeout", "loop"]
 Overflow = Literal["error", "drop-oldest"]
 Precision = Literal["auto", "source", "fp32", "fp16", "int8", "int4", "w8a16"]
+Schedule = Literal["serial", "pipelined", "hedged"]
+ScheduleChoice = Literal["auto", "serial", "pipelined", "hedged"]
 ToolChoice = Literal["auto", "none", "required"] | str | Mapping[str, Any]  # a text else names a tool
 
 Report = Callable[[str], None]  # takes a line for the user

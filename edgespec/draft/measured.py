@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from threading import Lock
 from time import perf_counter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from edgespec.config.drafter_names import MAX_DRAFT_TOKENS
 from edgespec.decoding.decoder import reusable_prefix
@@ -20,18 +20,19 @@ from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.scheduler import Proposal
 from edgespec.decoding.tree import NO_DRAFT
 from edgespec.draft.acceptance_rates import AcceptanceChange, AcceptanceRates
-from edgespec.draft.ahead_schedule import AheadSchedule
 from edgespec.draft.costs import PassCosts
 from edgespec.draft.draft_model import DraftCosts, DraftModelStats
 from edgespec.draft.drafter import Drafter, DraftRequest
 from edgespec.draft.limits import MIN_GAIN_OVER_TEXT
-from edgespec.draft.model_rates import ModelRates
-from edgespec.draft.model_source import ModelSource
 from edgespec.draft.option import NOTHING, DraftSource, Probes, Promise, TrialBudget, probe_budget
 from edgespec.draft.overlap import max_ahead
 from edgespec.draft.text_source import TextSource
 from edgespec.system.clock import Clock
 from edgespec.types import Logits, Sampler, TokenIds
+
+if TYPE_CHECKING:
+    from edgespec.draft.ahead_schedule import AheadSchedule
+    from edgespec.draft.model_source import ModelSource
 
 NO_DRAFTER = "no drafter is in use"
 NO_LENGTH = "drafts have no tokens (draft-length 0)"
@@ -93,7 +94,9 @@ class MeasuredPolicy:
         ]
         self._sources = texts + [self._model(each) for each in self.drafters if not each.can.is_free]
 
-    def _model(self, drafter: Drafter) -> ModelSource:
+    def _model(self, drafter: Drafter) -> "ModelSource":
+        from edgespec.draft.model_source import ModelSource  # 10 ms, and only a drafter model needs it
+
         return ModelSource(
             drafter,
             _stats_of(drafter, self.models),
@@ -250,7 +253,10 @@ class FixedLength:
         ]
         self._hedging = {each.name: self._schedule(each, costs, models) for each in hedging}
 
-    def _schedule(self, drafter: Drafter, costs: PassCosts, models: dict[str, DraftModelStats]) -> AheadSchedule:
+    def _schedule(self, drafter: Drafter, costs: PassCosts, models: dict[str, DraftModelStats]) -> "AheadSchedule":
+        from edgespec.draft.ahead_schedule import AheadSchedule
+        from edgespec.draft.model_rates import ModelRates
+
         own, length = ModelRates(self._rates, drafter.name), self._num_tokens
         own.assume_hope()
         stats = _stats_of(drafter, models)

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -36,7 +37,6 @@ from edgespec.engine.answer_passes import (
 from edgespec.engine.answer_stream import AnswerStream
 from edgespec.engine.answers import AnswerFrame, Chunk, Stats, Tally, usage_of
 from edgespec.engine.embedder import Embedder
-from edgespec.engine.idle_learner import IdleLearner
 from edgespec.engine.reasoning import ReasoningGate
 from edgespec.engine.request import Request
 from edgespec.engine.run_ahead import RequestQueue, RunAhead, Ticket
@@ -48,6 +48,9 @@ from edgespec.text.tokenizer import TextStream
 from edgespec.tools.call_events import CallEvent, Part, TextPart, in_order
 from edgespec.tools.call_parser import CallParser
 from edgespec.types import TokenIds, append
+
+if TYPE_CHECKING:
+    from edgespec.engine.idle_learner import IdleLearner
 
 # Rounds from which the thread of the passes has not learned, as the reader's thread may do it for them meanwhile.
 _MAX_UNLEARNED = 3
@@ -83,7 +86,7 @@ class OpenDrafters:
     speculation: Speculation = field(default_factory=Speculation)
     pool: DrafterPool = field(default_factory=DrafterPool)
     answers: AnswerCache | None = None
-    learner: IdleLearner | None = None
+    learner: "IdleLearner | None" = None
     counter: UsageCounter | None = None
     held: ExitStack = field(default_factory=ExitStack)
     sha256: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import astuple, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,7 +26,6 @@ from edgespec.engine.draft_models import make_sets
 from edgespec.engine.embedder import Embedder
 from edgespec.engine.engine import Engine
 from edgespec.engine.generation import LoadedModel, OpenDrafters
-from edgespec.engine.idle_learner import IdleLearner, make_learner
 from edgespec.engine.near_ties import find_near_tie
 from edgespec.engine.preset_defaults import check_preset, fitting
 from edgespec.engine.request import advice_of
@@ -36,7 +36,6 @@ from edgespec.memory.free_memory import HOST
 from edgespec.memory.huge_pages import move_to_huge_pages
 from edgespec.setup.measure import complete_profile
 from edgespec.setup.open_model import known_stats, open_model, read_chat_template, read_tokenizer
-from edgespec.setup.planner import ScheduleChoice, branching_cost
 from edgespec.setup.profile import Profile, write_learned_stats
 from edgespec.setup.resolve import Resolved, resolve
 from edgespec.setup.row_proof import RowsDiffer, settle_rows
@@ -47,7 +46,10 @@ from edgespec.system.arguments import explains_arguments
 from edgespec.system.progress import TERMINAL, LoadProgress, silent
 from edgespec.text.chat_template import TemplateProcess
 from edgespec.text.prompt_encoder import PromptEncoder
-from edgespec.types import Report
+from edgespec.types import Report, ScheduleChoice
+
+if TYPE_CHECKING:
+    from edgespec.engine.idle_learner import IdleLearner
 
 _ACCEPTANCES: dict[AcceptanceName, Acceptance] = {"equality": equality, "rejection": rejection}
 _LOG = logging.getLogger(__name__)
@@ -238,6 +240,8 @@ def _open_models(setup: Setup, undone: ExitStack) -> tuple[LoadedModel, TargetCa
     decoder = _open_target(setup)
     learner = None
     if wish.learn:  # from answers, for the first drafter of a chain
+        from edgespec.engine.idle_learner import make_learner  # 15 ms
+
         firsts = [chain.models[0] for chain in setup.drafters]
         if learner := make_learner(wish.learn, firsts, setup.unused, wish.report):
             undone.callback(learner.close)
@@ -284,7 +288,7 @@ def _open_target(setup: Setup) -> Decoder:
 
 
 def _open_drafters(
-    setup: Setup, decoder: Decoder, learner: IdleLearner | None, answers: AnswerCache | None
+    setup: Setup, decoder: Decoder, learner: "IdleLearner | None", answers: AnswerCache | None
 ) -> tuple[TargetCaches, DrafterPool]:
     """The caches of the target and the pool of its drafters, which give memory up for one another."""
     cached = [AnswerDrafter(answers)] if answers else []
@@ -375,6 +379,8 @@ def learned_speculation(setup: Setup, pool: DrafterPool, decoder: Decoder) -> Sp
 
 def _model_stats(setup: Setup, profile: Profile, lane: str) -> DraftModelStats:
     """Costs of the drafter model of a lane: as they were learned on this machine, else as they were measured."""
+    from edgespec.setup.planner import branching_cost
+
     measured, known, machine = profile.drafters[lane], setup.known, setup.placement.machine
     return DraftModelStats(
         DraftCosts(*known.drafts.get(machine, {}).get(lane, astuple(profile.draft_costs(lane)))),

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -69,6 +69,17 @@ class MemoryEstimate(NamedTuple):
         """The bytes of a device's own memory that the model takes; no device was measured."""
         cache_bytes = self.kv_cache_bytes + self.replaced_bytes
         return self.size.device_bytes + cache_bytes + self.workspace_bytes + self.size.unpacked_bytes
+
+
+class MemoryNeeds(NamedTuple):
+    """The memory that models need, and that is free.
+
+    needed: Bytes by place that a model takes at a context length on a device.
+    free_bytes: Bytes by place; a place that is missing is not bounded.
+    """
+
+    needed: Callable[[Manifest, int, str], Bytes]
+    free_bytes: Mapping[str, int]
 
 
 def estimate_memory(

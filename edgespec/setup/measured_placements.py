@@ -32,8 +32,6 @@ from edgespec.setup.open_model import (
 )
 from edgespec.setup.planner import (
     Layout,
-    Schedule,
-    ScheduleChoice,
     Weighed,
     is_counted,
     plan_on,
@@ -42,7 +40,7 @@ from edgespec.setup.planner import (
     weigh,
 )
 from edgespec.setup.profile import LearnedStats, MeasuringTime, Profile, write_learned_stats
-from edgespec.types import Report
+from edgespec.types import Report, Schedule, ScheduleChoice
 
 
 def splits_of(placement: Placement, has_drafters: bool) -> list[Placement]:

@@ -12,6 +12,7 @@ from edgespec.manifest import Manifest
 from edgespec.memory.device_memory import Places
 from edgespec.memory.estimate import (
     MemoryEstimate,
+    MemoryNeeds,
     WeightsSize,
     arena_bytes,
     bytes_by_place,
@@ -24,7 +25,6 @@ from edgespec.memory.free_memory import HOST, Bytes, FreeByPlace, ReadFreeMemory
 from edgespec.runtimes.devices import Device, limit_arena
 from edgespec.setup.device_choice import Placement
 from edgespec.setup.open_model import ModelFolder
-from edgespec.setup.planner import MemoryNeeds
 from edgespec.system.units import format_bytes
 from edgespec.types import Report
 

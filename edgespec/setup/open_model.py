@@ -6,25 +6,21 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar, Unpack
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, Unpack
 
 import numpy as np
 
 from edgespec.decoding.decoder import Cache, Can, Decoder, ForwardingDecoder, Pass, Rows
 from edgespec.decoding.head_rows import WholeRows
 from edgespec.decoding.hidden_states import HiddenStates
-from edgespec.draft.cross_vocabulary import Translation, find_translation
 from edgespec.errors import ManifestError, ModelError, UsageError
 from edgespec.manifest import FILE_NAME, Manifest, read_manifest
 from edgespec.memory.estimate import WeightsSize
 from edgespec.runtimes import foreign
 from edgespec.runtimes.device_size import read_device_size
 from edgespec.runtimes.devices import Device, find_device
-from edgespec.runtimes.heads import open_head
 from edgespec.runtimes.onnx import OnnxDecoder
-from edgespec.runtimes.parallel import ParallelDecoder
 from edgespec.runtimes.session import SessionOptions
-from edgespec.runtimes.static import StaticDecoder, observe_ranges
 from edgespec.runtimes.tree import OnnxBranchDecoder, OnnxTreeDecoder
 from edgespec.setup import genai
 from edgespec.setup.profile import LearnedStats, read_learned_stats
@@ -36,6 +32,9 @@ from edgespec.text.chat_template import read_template
 from edgespec.text.prompt_encoder import PromptEncoder
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.types import Range, Report, TokenIds
+
+if TYPE_CHECKING:
+    from edgespec.draft.cross_vocabulary import Translation
 
 
 def find_subset(folder: Path, manifest: Manifest) -> TokenIds | None:
@@ -280,6 +279,8 @@ def open_drafter(
     options["shares_cores"] = True
     tokens = find_subset(folder, manifest)
     if manifest.head is not None:
+        from edgespec.runtimes.heads import open_head  # 20 ms, and few models need it
+
         assert hidden_states is not None
         open_graph = partial(open_head, *model, device, hidden_states, tokens, has_trees=has_trees)
         return _open_verified(model, open_graph, options)
@@ -293,7 +294,11 @@ def open_drafter(
     decoder = open_model(model, device, has_trees=has_trees, **options)
     if tokens is not None:
         decoder = SubsetDecoder(decoder, tokens, manifest.vocab_size)
-    return decoder if manifest.parallel is None else ParallelDecoder(decoder, manifest.parallel)
+    if manifest.parallel is None:
+        return decoder
+    from edgespec.runtimes.parallel import ParallelDecoder
+
+    return ParallelDecoder(decoder, manifest.parallel)
 
 
 def require_runtime() -> None:
@@ -326,6 +331,8 @@ def measure_ranges(graph: Path, folder: Path, manifest: Manifest, *, prompts: Se
 
     Raises UsageError: The prompts are too short for one pass.
     """
+    from edgespec.runtimes.static import observe_ranges
+
     template = read_chat_template(ModelFolder(folder, manifest))
     with closing(PromptEncoder(manifest, read_tokenizer(folder, manifest), template)) as encoder:
         texts = calibration_texts(prompts, encoder)
@@ -340,16 +347,22 @@ def measure_ranges(graph: Path, folder: Path, manifest: Manifest, *, prompts: Se
 def _decoder_class(manifest: Manifest, deterministic: bool, *, has_trees: bool = False) -> Callable[..., Decoder]:
     if has_trees:
         return OnnxBranchDecoder if deterministic else OnnxTreeDecoder
-    return StaticDecoder if manifest.kv_cache.form == "static" else OnnxDecoder
+    if manifest.kv_cache.form != "static":
+        return OnnxDecoder
+    from edgespec.runtimes.static import StaticDecoder  # 10 ms, and NPUs alone need it
+
+    return StaticDecoder
 
 
-def load_translation(target: ModelFolder, draft: ModelFolder, report: Report) -> Translation | None:
+def load_translation(target: ModelFolder, draft: ModelFolder, report: Report) -> "Translation | None":
     """The translation that a drafter needs; None where its vocabulary is the target's.
 
     Raises VocabularyMismatch: The drafter has too few of the target's tokens.
     """
     if draft.manifest.vocab_sha256 == target.manifest.vocab_sha256:
         return None
+    from edgespec.draft.cross_vocabulary import find_translation
+
     found = find_translation(
         (read_tokenizer(*target), read_tokenizer(*draft)),
         target.manifest.vocab_size,

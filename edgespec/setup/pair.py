@@ -9,16 +9,18 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
 
 from msgspec import Meta
 
 from edgespec.manifest import FILE_NAME as MANIFEST_FILE
 from edgespec.manifest import FORMS, read_manifest
-from edgespec.setup.learned_file import LearnedFile, files_beside
 from edgespec.system.disk import hold_lock, replace_file
 from edgespec.system.file_hashes import file_record
 from edgespec.system.typed_json import read_as, read_json, require_known_fields
+
+if TYPE_CHECKING:
+    from edgespec.setup.learned_file import LearnedFile
 
 FILE_NAME = "pair.json"
 _LOCK = ".pair.lock"
@@ -185,8 +187,10 @@ def part_folders(folder: Path) -> list[Path]:
     ]
 
 
-def learned_files(folder: Path) -> list[LearnedFile]:
+def learned_files(folder: Path) -> "list[LearnedFile]":
     """The files of lessons of all heads in a model or pair folder, by folder and name."""
+    from edgespec.setup.learned_file import files_beside
+
     return [each for head in (folder, *part_folders(folder)) for each in files_beside(head)]
 
 

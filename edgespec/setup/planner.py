@@ -7,7 +7,7 @@ for its kind.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -19,13 +19,12 @@ from edgespec.draft.model_rates import alternatives_key
 from edgespec.draft.overlap import AheadPlan, Ratio, best_pipelined, best_serial, serial_rate
 from edgespec.errors import MemoryExhausted
 from edgespec.manifest import Manifest
-from edgespec.memory.estimate import context_lengths, sum_bytes
+from edgespec.memory.estimate import MemoryNeeds, context_lengths, sum_bytes
 from edgespec.memory.free_memory import Bytes
 from edgespec.setup.profile import DrafterProfile, Place, Profile, drafter_key
 from edgespec.system.units import format_bytes, format_speed
+from edgespec.types import Schedule
 
-Schedule = Literal["serial", "pipelined", "hedged"]
-ScheduleChoice = Literal["auto", "serial", "pipelined", "hedged"]
 AnySchedule = Schedule | Literal["plain"]
 SCHEDULES: tuple[AnySchedule, ...] = ("plain", "serial", "pipelined", "hedged")  # simple ones first
 
@@ -42,17 +41,6 @@ class Layout(NamedTuple):
     drafter: str | None = None
     drafter_place: Place | None = None
     is_measured: bool = True
-
-
-class MemoryNeeds(NamedTuple):
-    """The memory that models need, and that is free.
-
-    needed: Bytes by place that a model takes at a context length on a device.
-    free_bytes: Bytes by place; a place that is missing is not bounded.
-    """
-
-    needed: Callable[[Manifest, int, str], Bytes]
-    free_bytes: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import time
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from edgespec.config.config_file import default_home
 from edgespec.config.drafter_names import SELF, Cascade, DrafterNames, parse
@@ -13,7 +13,6 @@ from edgespec.errors import DeviceUnavailable, EdgeSpecError, UsageError
 from edgespec.manifest import FILE_NAME
 from edgespec.runtimes.device_names import Kind
 from edgespec.runtimes.devices import Device, device_key, find_device, may_have_accelerator
-from edgespec.setup.auto_devices import AutoDevices, Compared, find_candidates
 from edgespec.setup.device_choice import (
     DeviceChoice,
     Placement,
@@ -23,18 +22,18 @@ from edgespec.setup.device_choice import (
     require_together,
     usable_form,
 )
-from edgespec.setup.device_search import describe
-from edgespec.setup.head_target import require_own_target
 from edgespec.setup.home import ModelHome
 from edgespec.setup.open_model import ModelFolder, open_decoder, read_folder, require_whole_model, self_drafter
 from edgespec.setup.pair import DRAFTER, TARGET, Pair, forms_of, read_pair
-from edgespec.setup.planner import Schedule
 from edgespec.setup.row_proof import settle_mode
 from edgespec.setup.source_names import split_precision
 from edgespec.setup.wish import Wish
 from edgespec.system.command_line import quote
 from edgespec.system.context_managers import contextmanager
-from edgespec.types import Report
+from edgespec.types import Report, Schedule
+
+if TYPE_CHECKING:
+    from edgespec.setup.auto_devices import AutoDevices, Compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +126,8 @@ def resolve(wish: Wish, refused: Mapping[str, EdgeSpecError] = MappingProxyType(
         )
         require_together(placement.device, placement.drafter_device, has_drafter_model=bool(wish.names.cascades))
         for name, error in refused.items():
+            from edgespec.setup.device_search import describe
+
             devices.note(f"{describe(placement.device)} is used instead of '{name}': {error}")
         target, names, drafters, of_pair = _find_models(wish, models, devices, placement)
     placement = devices.resolve_auto(placement, target.manifest, [each.models[0].manifest for each in drafters])
@@ -213,12 +214,14 @@ def _find_models(wish: Wish, models: ModelHome, devices: DeviceChoice, placement
         ]
         drafters.append(Chain(tuple(found), cascade.text))
     for drafter in drafters:
+        from edgespec.setup.head_target import require_own_target
+
         require_own_target(target.manifest, [each.manifest for each in drafter.models], drafter.text)
     of_pair = (pair, (target.folder, drafters[-1].models[0].folder)) if pair and has_drafter_of_pair else None
     return _FoundModels(target, names, drafters, of_pair)
 
 
-def compare_devices(wish: Wish, *, remeasure: bool) -> Compared | None:
+def compare_devices(wish: Wish, *, remeasure: bool) -> "Compared | None":
     """Compare the devices of this machine, emulators included, for a model.
 
     Returns None where auto has no choice, or no placement runs the models: opening them says why. Prepared
@@ -254,13 +257,15 @@ def find_known_devices(
     return choice, choice.initial_placement(None, None, deterministic=True)
 
 
-def auto_devices(wish: Wish, models: ModelHome, *, has_emulators: bool = False) -> AutoDevices | None:
+def auto_devices(wish: Wish, models: ModelHome, *, has_emulators: bool = False) -> "AutoDevices | None":
     """The choices of auto for a model and its drafters; None where it can only be the CPU.
 
     has_emulators: Emulators and software adapters are compared too, and never chosen.
     """
     if not (has_emulators or may_have_accelerator()):
         return None
+    from edgespec.setup.auto_devices import AutoDevices, find_candidates  # 25 ms, and machines with a GPU need it
+
     candidates = find_candidates(wish.device, wish.drafter_device, has_emulators=has_emulators)
     if candidates is None:
         return None
@@ -284,7 +289,7 @@ def auto_devices(wish: Wish, models: ModelHome, *, has_emulators: bool = False) 
     return found if found.has_choice else None
 
 
-def _decide(auto: AutoDevices, refused: Mapping[str, EdgeSpecError]) -> dict[str, str]:
+def _decide(auto: "AutoDevices", refused: Mapping[str, EdgeSpecError]) -> dict[str, str]:
     """The devices that auto stands for, by the names of resolve()'s arguments.
 
     Nothing where no placement runs the models: opening them where the user has named says why, or takes the CPU.

@@ -13,7 +13,6 @@ from edgespec.memory.estimate import WeightsSize, fitting_caches
 from edgespec.runtimes.tree import can_run_trees, tree_manifest
 from edgespec.setup.device_choice import Placement, require_form
 from edgespec.setup.home import ModelHome
-from edgespec.setup.measured_placements import choose_schedule, choose_threads
 from edgespec.setup.memory_fit import MemoryFit, MemoryReading, fit_memory, read_memory
 from edgespec.setup.open_model import ModelFolder, known_stats, layers_read, weights_size
 from edgespec.setup.profile import LearnedStats
@@ -94,6 +93,8 @@ def decide(wish: Wish, found: Resolved, tables: Tables) -> Setup:
     known, placement = tables.known, found.placement
     threads = wish.num_threads, wish.drafter_threads
     if wish.when == "auto" and threads == (None, None) and len(found.drafters) == 1:
+        from edgespec.setup.measured_placements import choose_threads
+
         placement = choose_threads(found.target.manifest, found.drafters[0].models[0].manifest, placement, known)
     _require_possible(found, placement)
     target = found.target.within(wish.context)
@@ -194,6 +195,8 @@ def _chain(
     # Equality gives one text whatever drafts. What rejection accepts depends on each bit that was drawn from, and,
     # unless their length is fixed, on when drafts are ready.
     is_reproducible = placement.deterministic and wish.acceptance == "rejection" and wish.length is not None
+    from edgespec.setup.measured_placements import choose_schedule
+
     schedule = choose_schedule(wish.when, target.manifest, first, placement, known)
     # What a head draws ahead depends on which hidden states the target has given by then.
     is_bound = is_reproducible and first.head is not None

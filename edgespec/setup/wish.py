@@ -13,12 +13,10 @@ from edgespec.draft.limits import MAX_FIXED_TOKENS
 from edgespec.errors import UsageError
 from edgespec.memory.free_memory import ReadFreeMemory, free_memory
 from edgespec.runtimes.devices import THREADS_PER_CORE, max_threads
-from edgespec.setup.learned_file import require_domain
-from edgespec.setup.planner import ScheduleChoice
 from edgespec.system.arguments import require_function, require_kind, require_path
 from edgespec.system.progress import TERMINAL, ReportProgress
 from edgespec.system.units import parse_bytes
-from edgespec.types import Report
+from edgespec.types import Report, ScheduleChoice
 
 AcceptanceName = Literal["equality", "rejection"]
 ANSWERS = 4  # that are made at once where nothing is said
@@ -73,6 +71,12 @@ def _is_context(name: str, value: object) -> None:
         raise UsageError(f"{name} is {value!r}; wanted a whole number of tokens, {_LEAST_CONTEXT} at least")
 
 
+def _is_domain(name: str, value: str) -> None:
+    from edgespec.setup.learned_file import require_domain  # 10 ms
+
+    require_domain(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Wish:
     """The arguments of load(), which explains them, checked before any model is looked for.
@@ -97,7 +101,7 @@ class Wish:
     keep_download: Annotated[bool, _is_switch] = False
     answer_cache: Annotated[bool, _is_switch] = False
     usage: Annotated[bool, _is_switch] = False
-    learn: Annotated[str | None, lambda name, value: require_domain(value)] = None
+    learn: Annotated[str | None, _is_domain] = None
     memory_limit: Annotated[int | str | None, lambda name, value: parse_bytes(value)] = None
     max_parallel: Annotated[int | None, _are_answers] = None
     context: Annotated[int | None, _is_context] = None

@@ -73,7 +73,7 @@ def test_auto_is_what_was_measured_to_be_best(
         opened.append(LaneDrafter(*arguments))
         return opened[-1]
 
-    monkeypatch.setattr("edgespec.engine.draft_models.LaneDrafter", lane_drafter)
+    monkeypatch.setattr("edgespec.engine.drafter_chain.LaneDrafter", lane_drafter)
     for asked in ("auto", schedule):
         with load(folder, drafter=str(tiny_drafter), num_threads=1, schedule=asked):
             pass

@@ -12,13 +12,13 @@ from edgespec import DeviceUnavailable, Engine, load
 from edgespec.config.presets import Preset
 from edgespec.export.options import ExportOptions
 from edgespec.export.plan import plan_model
+from edgespec.memory.estimate import MemoryNeeds
 from edgespec.runtimes.probe import FILE_NAME, DeviceProbe
 from edgespec.setup import auto_devices, device_options, resolve
 from edgespec.setup.auto_devices import find_candidates
 from edgespec.setup.device_search import FILE_NAME as DECISIONS
 from edgespec.setup.device_search import decisions_in
 from edgespec.setup.home import ModelHome
-from edgespec.setup.planner import MemoryNeeds
 from edgespec.setup.resolve import compare_devices
 from edgespec.setup.wish import Wish
 

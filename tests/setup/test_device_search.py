@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from made_up import DRAFTER, PLENTY, TARGET, kept, layout
 
 from edgespec.errors import MemoryExhausted
+from edgespec.memory.estimate import MemoryNeeds
 from edgespec.setup.device_search import Refusal, Where, search
-from edgespec.setup.planner import MemoryNeeds, Plan, Weighed, weigh
+from edgespec.setup.planner import Plan, Weighed, weigh
 from edgespec.setup.profile import Place
 
 CPU, GPU, NPU = Where("cpu", "cpu"), Where("gpu", "cpu"), Where("npu", "cpu")

@@ -5,7 +5,8 @@ from dataclasses import replace
 from edgespec.draft.acceptance_rates import Key
 from edgespec.manifest import Manifest, Source
 from edgespec.manifest.caches import KVCache
-from edgespec.setup.planner import Layout, MemoryNeeds
+from edgespec.memory.estimate import MemoryNeeds
+from edgespec.setup.planner import Layout
 from edgespec.setup.profile import DrafterProfile, Place, Profile, drafter_key
 
 SERIAL_BRANCHES = {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}
