@@ -27,8 +27,11 @@ from edgespec.text.tokenizer import Tokenizer
 def pytest_configure(config: pytest.Config) -> None:
     """Properties are tried on fewer examples where the slow tests are left out too; a busy machine breaks none.
 
-    What is compiled is kept, here and by the many programs that tests start: 4 s of a process that tests.
+    What is compiled is kept, here and by the many programs that tests start: 4 s of a process that tests. They
+    take Ctrl-C also where a shell has it ignored, since the tests run in the background.
     """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.dont_write_bytecode = False
     gc.set_threshold(20_000, 20, 20)  # of 700, 10, 10: garbage is looked for in a 30th of the time
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
