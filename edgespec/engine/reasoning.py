@@ -127,6 +127,11 @@ class ReasoningGate:
         """The reasoning has begun, and not ended."""
         return self._is_begun and not self.is_over
 
+    @property
+    def num_held(self) -> int:
+        """Characters that wait until it is clear if they are a mark."""
+        return len(self._held)
+
     def push(self, text: str) -> tuple[str, str]:
         """Reasoning that is known by now, and what comes after it; a mark that is not complete waits."""
         if self.is_over:

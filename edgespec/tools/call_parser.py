@@ -54,10 +54,15 @@ class CallParser:
         """True if the answer has all the calls that it may have, or a stop string has ended it."""
         return self.output.is_stopped or (not self._is_parallel and self.output.num_calls > 0)
 
+    @property
+    def num_held(self) -> int:
+        """Characters that wait until it is clear if they are a call, or that nobody reads behind a stop string."""
+        return len(self._reader.text) - (self._reader.at if self._reader.mark is None else self._reader.mark)
+
     def push(self, text: str) -> list[Part]:
         """Read a piece of the answer."""
         self._reader.add(text)
-        next(self._run)
+        next(self._run, None)  # it ends with a stop string
         return self.output.take()
 
     def flush(self) -> list[Part]:
@@ -104,7 +109,7 @@ class CallParser:
     def _find_frame(self) -> Reading[tuple[str, str]]:
         """Pass on text up to the beginning of a frame, and take that. Raises EndOfText."""
         reader = self._reader
-        while True:
+        while not self.output.is_stopped:
             if self._literals and (found := self._pattern.search(reader.text, reader.at)):
                 self.output.add_text(reader.text[reader.at : found.start()])
                 reader.at = found.end()
@@ -117,8 +122,9 @@ class CallParser:
             self.output.add_text(reader.text[reader.at : end])
             reader.at = end
             if reader.is_over:
-                raise EndOfText
+                break
             yield
+        raise EndOfText
 
     def _attempt(self, begin: str, end: str, *, num_read: int, start: int | None = None) -> Reading[None]:
         """Read the calls of a frame that has begun; text stays text where there are none."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from scripted import scripted_engine
 from table_decoder import TableDecoder
 
 from edgespec import (
@@ -277,6 +278,17 @@ def test_tokens_behind_a_stop_string_have_no_logprob(drafting: Engine) -> None:
     assert found == answer.token_ids[: len(found)]
     assert len(found) < len(answer.token_ids)
     assert drafting.detokenize(found).startswith(answer.text.rstrip("\ufffd"))
+
+
+@pytest.mark.parametrize("written", ["<think>Hm", "So <tool_cap>", 'So <tool_call>{"name": 1} Hm'])
+@pytest.mark.parametrize("stop", ["think", "tool_ca", "l>"])
+def test_tokens_whose_text_waited_for_a_mark_have_a_logprob_only_where_it_is_shown(
+    tiny_model: Path, tmp_path: Path, written: str, stop: str
+) -> None:
+    with scripted_engine(tiny_model, tmp_path, lambda prompt: written) as engine:
+        answer = engine.generate(PROMPT, tools=[{"name": "look"}], stop=stop, logprobs=0)
+        assert answer.text == written.partition(stop)[0]
+        assert engine.detokenize([each.token_id for each in answer.logprobs]) == answer.text
 
 
 class Choosing(TableDecoder):
