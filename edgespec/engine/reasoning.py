@@ -84,19 +84,18 @@ class ReasoningStream:
 
     def push(self, text: str) -> list[AnswerPart]:
         """Return what is known by now; a mark that is not complete waits."""
-        return self._parts(*self._gate.push(text), is_last=False)
+        return self._parts(*self._gate.push(text))
 
     def end(self) -> list[AnswerPart]:
-        """Return what was held back."""
-        return self._parts(*self._gate.end(), is_last=True)
+        """Return what was held back, without the space at the end of reasoning that was cut short."""
+        return self._parts(*self._gate.end())
 
-    def _parts(self, reasoning: str, text: str, *, is_last: bool) -> list[AnswerPart]:
+    def _parts(self, reasoning: str, text: str) -> list[AnswerPart]:
         if reasoning and self._mark:
             reasoning, self._mark = reasoning.lstrip().removeprefix(self._mark), ""
         reasoning = self._space + reasoning
         is_closed = self._gate.is_over and reasoning.endswith(CLOSE)
-        shown = reasoning.removesuffix(CLOSE) if is_closed else reasoning
-        shown = shown if is_last else shown.rstrip()
+        shown = (reasoning.removesuffix(CLOSE) if is_closed else reasoning).rstrip()
         self._space = "" if is_closed else reasoning[len(shown) :]
         if self._gate.is_over and self._mark:  # there is no reasoning
             self._skips_space = False
@@ -175,7 +174,7 @@ def split_reasoning(text: str, *, is_open: bool | None = None) -> tuple[str, str
     stream = ReasoningStream(is_open=is_open)
     parts = [*stream.push(text), *stream.end()]
     return (
-        "".join(part.text for part in parts if part.is_reasoning).rstrip(),
+        "".join(part.text for part in parts if part.is_reasoning),
         "".join(part.text for part in parts if not part.is_reasoning),
     )
 
