@@ -1,6 +1,7 @@
 """Parts of what endpoints answer, in OpenAI's shapes: identities, log-probabilities, and what an answer took."""
 
 import secrets
+from bisect import bisect_left, bisect_right
 from codecs import getincrementaldecoder
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -115,20 +116,20 @@ def entries_of(
 
     Returns:
         The entries of the tokens of the text, and those of the tokens behind it. What lies before is dropped.
+        Where they do not spell the text, none, and all of them.
     """
-    joined, wanted = b"".join(bytes(each["bytes"]) for each in entries), text.encode("utf-8", "replace")
-    begin = (joined.rfind if is_last else joined.find)(wanted)
-    if not wanted or begin < 0:
-        # Bytes that are no character have other ones in the text.
-        return ([*entries], []) if "\ufffd" in text else ([], [*entries])
-    taken, at, num = [], 0, 0
+    decoder, spelled, starts = getincrementaldecoder("utf-8")("replace"), "", list[int]()
     for each in entries:
-        if at >= begin + len(wanted):
-            break
-        at, num = at + len(each["bytes"]), num + 1
-        if at > begin:
-            taken.append(each)
-    return taken, [*entries[num:]]
+        starts.append(len(spelled))
+        spelled += decoder.decode(bytes(each["bytes"]))
+    spelled += decoder.decode(b"", final=True)
+    begin = (spelled.rfind if is_last else spelled.find)(text)
+    if not text or begin < 0:
+        return [], [*entries]
+    # The first token may begin before the text, and several share a character.
+    first = bisect_left(starts, starts[bisect_right(starts, begin) - 1])
+    end = bisect_left(starts, begin + len(text))
+    return [*entries[first:end]], [*entries[end:]]
 
 
 def completion_logprobs(found: Sequence[TokenLogprob], words: TokenWords, places: TextPlaces) -> dict[str, Any]:

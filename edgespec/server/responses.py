@@ -166,6 +166,15 @@ class _Items:
         return self._is_open and self.items[-1]["type"] == kind
 
     @property
+    def has_calls(self) -> bool:
+        return any(item["type"] == "function_call" for item in self.items)
+
+    @property
+    def last_text(self) -> str:
+        """The text of the open message or reasoning."""
+        return str(self._part["text"])
+
+    @property
     def _part(self) -> dict[str, Any]:
         part: dict[str, Any] = self.items[-1]["content"][0]
         return part
@@ -190,7 +199,7 @@ class _Response:
         self._stated = self._use or ToolUse.parse(asked.tools)  # also where none may be called
         self._reason: str | None = None  # why the answer ended
         self._reasoning = reasoning_of(answers.are_open[0])
-        self._num_reasoning = 0  # tokens of reasoning that came so far
+        self._num_reasoning = 0  # tokens of reasoning whose log-probabilities came so far
         self._logprobs: list[dict[str, Any]] = []  # of tokens that may yet be reasoning
         self._untold: list[dict[str, Any]] = []  # of tokens that are none, and whose text may come
 
@@ -198,31 +207,28 @@ class _Response:
         """Add what a chunk has, in the order in which the model wrote it."""
         self._reason = chunk.finish_reason or self._reason
         self._untold += self._take_logprobs(chunk)
-        num_events = len(chunk.tool_calls)
         for part in in_order(chunk.text, chunk.tool_calls, chunk.call_places):
             if isinstance(part, CallStart | CallArguments | CallEnd):
-                num_events -= 1
                 if isinstance(part, CallStart):
                     yield from self._end_text()
                 yield from self.items.add_call(part)
             else:
-                parts = self._reasoning.push(part.text) if self._reasoning else [(part.text, False)]
-                yield from self._add_parts(parts, is_last=not num_events)
+                yield from self._add_parts(
+                    self._reasoning.push(part.text) if self._reasoning else [(part.text, False)]
+                )
         if self._reason is not None:
             yield from self._end_text()
-        if self._untold and (
-            self._use is None or (self._reason is not None and self.items.is_last_open("message"))
-        ):
-            yield from self.items.add_text("", self._untold)
-            self._untold = []
+        if self._use is None and self._untold:
+            yield from self.items.add_text("", self._take_untold())
 
     def _take_logprobs(self, chunk: Chunk) -> list[dict[str, Any]]:
         """Log-probabilities of tokens that are no reasoning, once that is known."""
         if chunk.logprobs:
             self._logprobs += token_entries(chunk.logprobs, self._answers.model.words)
         if (tokens := self._answers.reasoning[0]) is not None:
-            del self._logprobs[: tokens.count - self._num_reasoning]
-            self._num_reasoning = tokens.count
+            num_reasoning = min(tokens.count - self._num_reasoning, len(self._logprobs))  # others come later
+            del self._logprobs[:num_reasoning]
+            self._num_reasoning += num_reasoning
             if not tokens.is_decided and chunk.finish_reason is None:
                 return []
         found, self._logprobs = self._logprobs, []
@@ -230,25 +236,24 @@ class _Response:
 
     def _end_text(self) -> Iterator[NamedEvent]:
         """Add what was held back, as a call or the end follows."""
-        held = self._reasoning.end() if self._reasoning else []
-        yield from self._add_parts(
-            [(text.rstrip() if is_reasoning else text, is_reasoning) for text, is_reasoning in held], is_last=False
-        )
+        yield from self._add_parts(self._reasoning.end() if self._reasoning else [])
+        if self._use and self.items.is_last_open("message"):
+            yield from self.items.add_text("", self._take_untold())
 
-    def _add_parts(self, parts: Sequence[tuple[str, bool]], *, is_last: bool) -> Iterator[NamedEvent]:
-        """Add texts, each with whether it is reasoning; is_last: no call follows in their chunk."""
+    def _add_parts(self, parts: Sequence[tuple[str, bool]]) -> Iterator[NamedEvent]:
+        """Add texts, each with whether it is reasoning."""
         for text, is_reasoning in parts:
             if not is_reasoning:
-                yield from self.items.add_text(text, self._take_untold(text, is_last=is_last))
+                yield from self.items.add_text(text, () if self._use else self._take_untold())
             elif text:
                 yield from self.items.add_reasoning(text)
 
-    def _take_untold(self, text: str, *, is_last: bool) -> list[dict[str, Any]]:
-        """The log-probabilities of a text; where tools may be called, those of tokens before it are of calls."""
-        if self._use is None:
-            taken, self._untold = self._untold, []
-        else:
-            taken, self._untold = entries_of(text, self._untold, is_last=is_last)
+    def _take_untold(self) -> list[dict[str, Any]]:
+        """Log-probabilities of a text; where tools may be called, of a whole message without those of calls."""
+        taken, self._untold = self._untold, []
+        if self._use and (self._reason is None or self.items.has_calls):
+            is_last = self._reason is not None
+            taken, self._untold = entries_of(self.items.last_text, taken, is_last=is_last)
         return taken
 
     @property

@@ -305,8 +305,10 @@ def test_reasoning_that_was_sent_back_is_accepted_and_calls_follow_it(served: Se
     assert response(served, [{"role": "user", "content": "2 + 2?"}, bare, {"role": "user", "content": "Now."}])
 
 
-def test_log_probabilities_of_a_response_are_those_of_its_message(served: Served) -> None:
-    found = response(served, include=["message.output_text.logprobs"], top_logprobs=1)
+@pytest.mark.parametrize("stop", [None, "</think>?"])
+def test_log_probabilities_of_a_response_are_those_of_its_message(served: Served, stop: str | None) -> None:
+    """Also where those of the reasoning come late, as a stop string may have begun."""
+    found = response(served, include=["message.output_text.logprobs"], top_logprobs=1, stop=stop)
     (part,) = found["output"][1]["content"]
     said = "".join(each["token"] for each in part["logprobs"])
     assert said.strip().startswith("Yes, 4.")

@@ -33,6 +33,8 @@ def answer(prompt: str) -> str:
         return f"I look.\n{CALL}\nIt may rain.\n{CALL}\nDone."
     if "turns" in prompt:
         return f"{prompt.count('<|im_start|>assistant')} turns"
+    if "mark" in prompt:
+        return "I <|im_start|>look."
     if "broken" in prompt:
         return CALL.replace('"Rome"', "Rome")
     return CALL
@@ -272,6 +274,15 @@ def test_log_probabilities_of_calls_are_not_those_of_messages(served: Served) ->
     assert len(streamed) == sum(len(part["logprobs"]) for part in parts)
     only = served.post(RESPONSES, {**fields, "input": "x"}).json()["output"]
     assert [item["type"] for item in only] == ["function_call"]
+
+
+def test_an_answer_without_calls_lists_all_of_its_tokens(served: Served) -> None:
+    """Also those that are no text, in whatever passes they come."""
+    fields = {"model": "tiny", "input": "mark", "tools": FLAT, "include": ["message.output_text.logprobs"]}
+    found = served.post(RESPONSES, fields).json()
+    (part,) = found["output"][0]["content"]
+    assert part["text"] == "I look."
+    assert len(part["logprobs"]) == found["usage"]["output_tokens"]
 
 
 def test_an_answer_cut_within_a_call_says_so(served: Served) -> None:
