@@ -210,14 +210,14 @@ class _Response:
         for part in in_order(chunk.text, chunk.tool_calls, chunk.call_places):
             if isinstance(part, CallStart | CallArguments | CallEnd):
                 if isinstance(part, CallStart):
-                    yield from self._end_text()
+                    yield from self._end_text(is_last=False)
                 yield from self.items.add_call(part)
             else:
                 yield from self._add_parts(
                     self._reasoning.push(part.text) if self._reasoning else [(part.text, False)]
                 )
         if self._reason is not None:
-            yield from self._end_text()
+            yield from self._end_text(is_last=True)
         if self._use is None and self._untold:
             yield from self.items.add_text("", self._take_untold())
 
@@ -234,11 +234,17 @@ class _Response:
         found, self._logprobs = self._logprobs, []
         return found
 
-    def _end_text(self) -> Iterator[NamedEvent]:
-        """Add what was held back, as a call or the end follows."""
+    def _end_text(self, *, is_last: bool) -> Iterator[NamedEvent]:
+        """Add what was held back, as a call follows, or the end.
+
+        Where tools may be called, the log-probabilities of a message come here, those of calls left out.
+        """
         yield from self._add_parts(self._reasoning.end() if self._reasoning else [])
         if self._use and self.items.is_last_open("message"):
-            yield from self.items.add_text("", self._take_untold())
+            logprobs = self._take_untold()
+            if not is_last or self.items.has_calls:
+                logprobs, self._untold = entries_of(self.items.last_text, logprobs, is_last=is_last)
+            yield from self.items.add_text("", logprobs)
 
     def _add_parts(self, parts: Sequence[tuple[str, bool]]) -> Iterator[NamedEvent]:
         """Add texts, each with whether it is reasoning."""
@@ -249,11 +255,7 @@ class _Response:
                 yield from self.items.add_reasoning(text)
 
     def _take_untold(self) -> list[dict[str, Any]]:
-        """Log-probabilities of a text; where tools may be called, of a whole message without those of calls."""
         taken, self._untold = self._untold, []
-        if self._use and (self._reason is None or self.items.has_calls):
-            is_last = self._reason is not None
-            taken, self._untold = entries_of(self.items.last_text, taken, is_last=is_last)
         return taken
 
     @property

@@ -272,6 +272,8 @@ def test_log_probabilities_of_calls_are_not_those_of_messages(served: Served) ->
         assert [text.removesuffix("<|im_end|>") for text in said] == ["I look.", "It may rain.", "Done."]
     streamed = [each for event in events if event["type"].endswith("text.delta") for each in event["logprobs"]]
     assert len(streamed) == sum(len(part["logprobs"]) for part in parts)
+    one = served.post(RESPONSES, {**fields, "input": "both", "parallel_tool_calls": False}).json()["output"]
+    assert "".join(each["token"] for each in one[0]["content"][0]["logprobs"]) == "I look."
     only = served.post(RESPONSES, {**fields, "input": "x"}).json()["output"]
     assert [item["type"] for item in only] == ["function_call"]
 
