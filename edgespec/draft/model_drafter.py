@@ -1,7 +1,7 @@
 """Drafting with a small model."""
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from time import perf_counter
@@ -18,6 +18,7 @@ from edgespec.draft.drafter import Drafter, DrafterCan, DraftRequest
 from edgespec.draft.limits import MAX_OTHERS
 from edgespec.draft.model_rates import confidence_class
 from edgespec.draft.speculation import Speculation
+from edgespec.errors import UsageError
 from edgespec.system.clock import Clock
 from edgespec.types import Distribution, Logits, Row, Sampler, TokenIds, append
 
@@ -138,22 +139,23 @@ class ModelDrafter(Drafter):
         return has_tokens and len(tokens) < self.decoder.context_length
 
     def guesses(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Generator[Guess, None, None]:
-        """Drafted tokens one by one, request.num_tokens at most."""
+        """Drafted tokens one by one, request.num_tokens at most, while one of the drafter's may follow."""
         num_tokens = min(request.num_tokens, self.decoder.context_length - len(tokens))
         num_tokens = self.decoder.begin(tokens, num_tokens, request.max_unread)
         if num_tokens < 1:
             return
-        if self.speculation:
-            yield from self._speculated(tokens, num_tokens, request, sampler, self.speculation)
-            return
-        text = tokens
-        for _ in range(num_tokens):
-            rows = self.decoder.run(Pass(text, num_prompt=len(tokens)))
-            row = rows.logits[0, : self.vocab_size]
-            q = sampler.distribution(row, text) if request.with_distributions else None
-            token = sampler(row, text) if q is None else sampler.pick(q, len(text))
-            yield _guess(row, token, q, text, request, sampler, rows.confidence)
-            text = append(text, [token])
+        with suppress(UsageError):
+            if self.speculation:
+                yield from self._speculated(tokens, num_tokens, request, sampler, self.speculation)
+                return
+            text = tokens
+            for _ in range(num_tokens):
+                rows = self.decoder.run(Pass(text, num_prompt=len(tokens)))
+                row = rows.logits[0, : self.vocab_size]
+                q = sampler.distribution(row, text) if request.with_distributions else None
+                token = sampler(row, text) if q is None else sampler.pick(q, len(text))
+                yield _guess(row, token, q, text, request, sampler, rows.confidence)
+                text = append(text, [token])
 
     def _speculated(
         self, tokens: TokenIds, num_tokens: int, request: DraftRequest, sampler: Sampler, speculation: Speculation
@@ -180,6 +182,8 @@ class ModelDrafter(Drafter):
     ) -> list[Guess]:
         """The next token after each of tips, from one pass of a tree decoder over what it has run, and tips.
 
+        None where after one of them no token of the drafter's may follow.
+
         tips: Nodes of a tree after tokens that nothing was drafted after; -1 for the text.
         """
         run = [*tree.nodes_run, *(tip for tip in tips if tip >= 0)]
@@ -190,12 +194,14 @@ class ModelDrafter(Drafter):
         first = min(places)
         rows = self.decoder.run(Pass(tokens, tree, len(run) - first)).logits[:, : self.vocab_size]
         guesses = []
-        for place in places:
-            row, text = rows[place - first], append(tokens, tree.tokens[tree.path(place)])
-            q = sampler.distribution(row, text) if request.with_distributions else None
-            token = sampler(row, text) if q is None else sampler.pick(q, len(text))
-            guesses.append(_guess(row, token, q, text, request, sampler))
-        return guesses
+        with suppress(UsageError):
+            for place in places:
+                row, text = rows[place - first], append(tokens, tree.tokens[tree.path(place)])
+                q = sampler.distribution(row, text) if request.with_distributions else None
+                token = sampler(row, text) if q is None else sampler.pick(q, len(text))
+                guesses.append(_guess(row, token, q, text, request, sampler))
+            return guesses
+        return []
 
 
 def _equality_with(distributions: list[Distribution]) -> Acceptance:

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from table_decoder import TableDecoder
 
-from edgespec import Chunk, EdgeSpecError, SamplingParams, load
+from edgespec import Chunk, EdgeSpecError, SamplingParams, UsageError, load
 from edgespec.decoding.acceptance import Acceptance, equality, rejection
 from edgespec.decoding.sampling import GumbelSampler
 from edgespec.draft.drafter import DraftRequest
@@ -86,6 +87,26 @@ def test_drafter_without_numbers_is_parked_and_no_token_changes(
     assert "no longer drafts in this session" in line
     assert "damaged" in line
     assert line in said
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_bans_that_leave_no_token_park_no_drafter(manifest: Manifest, tokenizer: Tokenizer, schedule: str) -> None:
+    """They are the fault of a request, after which others are drafted for as before."""
+    table = TableDecoder(tiny.VOCAB, 3, context_length=400)
+    options: dict[str, Any] = {"response_format": {"type": "regex", "regex": "[ab]{4}[cd]"}, "banned": ["c", "d"]}
+    shown = []
+    for engine in (
+        plain_engine(manifest, tokenizer, table),
+        drafted_engine(manifest, tokenizer, table, TableDecoder(tiny.VOCAB, 4, table), schedule=schedule),
+    ):
+        chunks: list[Chunk] = []
+        with engine:
+            with pytest.raises(UsageError, match="no token may follow"):
+                chunks.extend(engine.stream(PROMPT, **options))
+            shown.append(joined(chunks))
+            last = engine.generate(PROMPT, max_tokens=20)
+    assert shown[0] == shown[1] != ()
+    assert last.stats.num_drafted > 0 == len(last.stats.downgrades)
 
 
 # F10: where answers end, whatever was drafted beyond
