@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from edgespec.decoding.acceptance import Acceptance, equality, rows_of
 from edgespec.decoding.decoder import NO_LOGITS, Decoder, Pass, Rows
 from edgespec.decoding.tree import NO_DRAFT, Tree
-from edgespec.errors import Cancelled, MemoryExhausted
+from edgespec.errors import Cancelled, EdgeSpecError, MemoryExhausted
 from edgespec.system.cancel import Flag
 from edgespec.system.clock import Clock
 from edgespec.types import Logits, Sampler, TokenIds, append
@@ -131,7 +131,13 @@ def speculative_decode(
             _require_unset(cancel)
             drafted = clock()
             round, rows = _verify(target, proposed, relieve, num_prompt)
-            emitted = accept(tokens, round.draft, rows.logits, sampler)
+            try:
+                emitted = accept(tokens, round.draft, rows.logits, sampler)
+            except EdgeSpecError:  # behind drafted tokens no token may follow; the answer comes up to there
+                if not len(round.draft.tokens):
+                    raise
+                round, rows = round._replace(draft=NO_DRAFT), Rows(rows.logits[:1])
+                emitted = accept(tokens, NO_DRAFT, rows.logits, sampler)
             verified = clock()
             policy.observe(round, rows.logits, emitted, verified - drafted)
             draft_s = drafted - started + clock() - verified

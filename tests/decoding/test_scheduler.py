@@ -24,10 +24,10 @@ from table_runs import (
 from edgespec.decoding.acceptance import equality
 from edgespec.decoding.decoder import Can
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
-from edgespec.decoding.scheduler import Plain, speculative_decode
+from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, speculative_decode
 from edgespec.decoding.tree import Tree
 from edgespec.draft.measured import FixedLength
-from edgespec.errors import ContextOverflow
+from edgespec.errors import ContextOverflow, UsageError
 from edgespec.types import TokenMask
 
 
@@ -57,6 +57,23 @@ def test_trees_give_the_tokens_of_plain_decoding(
     plain = tokens_of(blocks(Plain(), sampler, num_blocks=60))
     found = blocks(FixedLength([WildTrees(seed)], length), sampler, num_blocks=60)
     assert tokens_of(found)[:60] == plain
+
+
+@pytest.mark.parametrize("kind", ["perfect", "wild"])
+def test_an_answer_that_cannot_go_on_ends_behind_the_same_tokens(kind: str) -> None:
+    def until_error(policy: DraftPolicy) -> list[int]:
+        steps, found = speculative_decode(PROMPT, target(), sampler, policy), list[Block]()
+        with pytest.raises(UsageError, match="no token may follow"):
+            found.extend(steps)
+        return tokens_of(found)
+
+    for num_tokens in range(1, 8):
+        sampler = GumbelSampler(
+            SamplingParams(), len(PROMPT), mask=lambda answer, end=num_tokens: np.full(VOCAB, len(answer) < end)
+        )
+        assert len(until_error(Plain())) == num_tokens
+        assert until_error(policy_of(kind, 4)) == until_error(Plain())
+        assert until_error(FixedLength([WildTrees(1)], 4)) == until_error(Plain())
 
 
 def test_masks_are_those_of_each_rows_own_prefix() -> None:
