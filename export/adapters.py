@@ -183,12 +183,12 @@ def _scale(settings: SourceSettings, module: str, found: int) -> float:
 
 
 def _by_pattern(settings: SourceSettings, key: str, module: str, usual: float) -> float:
-    """The number for a module: that of the first of the names in a setting that it ends with."""
+    """The number for a module: that of the first of the names in a setting that it ends with, or is, behind ^."""
     for pattern, value in settings.get(key, {}).items():
         name = pattern.removeprefix("^")
         if not re.fullmatch(r"[\w.]+", name):  # a regular expression may take any time
             raise SourceError(f"{settings.path}: {key} has {pattern!r}; only names of modules are read; {_ADVICE}")
-        if f".{module}".endswith(f".{name}"):
+        if module == name or (name == pattern and module.endswith(f".{name}")):
             return SourceSettings(settings.path, {key: value}).number(key)
     return usual
 

@@ -124,6 +124,13 @@ def test_scales_follow_the_settings(tmp_path: Path) -> None:
     patterns = {"rank_pattern": {"down_proj": 16}, "alpha_pattern": {"mlp.down_proj": 6}}
     adapter = write_folder(tmp_path / "adapter", made, use_rslora=True, **patterns)
     assert_equal(tmp_path / "hf", adapter, tmp_path / "merged")
+    # Behind ^ PEFT takes a whole name, so that the first two are of no matrix here.
+    patterns["alpha_pattern"] = {
+        f"^{name}": 6 for name in ("mlp.down_proj", "down_proj", down.removesuffix(".weight"))
+    }
+    patterns["alpha_pattern"] |= {"^self_attn.q_proj": 99, "^layers.1.self_attn.q_proj": 99}
+    adapter = write_folder(tmp_path / "adapter", made, use_rslora=True, **patterns)
+    assert_equal(tmp_path / "hf", adapter, tmp_path / "merged")
 
 
 def test_parts_of_a_fused_matrix_are_changed_each(tmp_path: Path) -> None:
