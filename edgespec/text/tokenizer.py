@@ -211,9 +211,8 @@ class Tokenizer:
         """The bytes of each token that stands for text, by id; special tokens are left out."""
         decoder = self._tokenizer.decoder
         is_byte_level = decoder is not None and b"ByteLevel" in decoder.__getstate__()
-        added = self._tokenizer.get_added_tokens_decoder()
         return {
-            token: _decode_byte_level(piece) if is_byte_level and token not in added else _decode_piece(piece)
+            token: _decode_byte_level(piece) if is_byte_level else _decode_piece(piece)
             for token, twin in self.pieces.items()
             for piece in [twin.rstrip(TWIN)]
             if token not in self._special_ids
