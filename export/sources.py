@@ -310,8 +310,10 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any], num_rows: int 
             ".save_pretrained(FOLDER), or take a GGUF file of the model"
         )
     tokenizer = open_tokenizer(path, SourceError, "fetch it again")
-    settings = read_json(folder / "special_tokens_map.json", needed=False)  # of older folders
-    settings |= read_json(folder / "tokenizer_config.json", needed=False)
+    settings = read_json(folder / "tokenizer_config.json", needed=False)
+    older = read_json(folder / "special_tokens_map.json", needed=False)
+    # What transformers 4.34 and later write declares the added tokens; in older folders the other file is right.
+    settings = older | settings if "added_tokens_decoder" in settings else settings | older
     _add_declared(tokenizer, settings)
     cuts_wrongly = _cuts_tekken_wrongly(tokenizer)
     if cuts_wrongly:
@@ -375,15 +377,27 @@ def _cuts_tekken_wrongly(tokenizer: Tokenizer) -> bool:
 
 
 def _add_declared(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> None:
-    """Add the tokens that a tokenizer_config.json has and the tokenizer lacks, where their ids fit."""
-    known = {each.content for each in tokenizer.get_added_tokens_decoder().values()}
-    declared, size, lacking = settings.get("added_tokens_decoder") or {}, tokenizer.get_vocab_size(), []
+    """Add the tokens that a tokenizer_config.json declares, with its flags, where their ids fit.
+
+    What it names as the first and the last token is added too where the vocabulary has it, as transformers does.
+    """
+    known = {each.content: each.special for each in tokenizer.get_added_tokens_decoder().values()}
+    declared, size, found = settings.get("added_tokens_decoder") or {}, tokenizer.get_vocab_size(), []
     for number, each in sorted(declared.items(), key=lambda entry: int(entry[0])):
-        own = tokenizer.token_to_id(each["content"])
-        if each["content"] not in known and int(number) == (size if own is None else own):
+        content, flags = each["content"], {flag: each[flag] for flag in _FLAGS if flag in each}
+        own = tokenizer.token_to_id(content)
+        if int(number) == (size if own is None else own):
             size += own is None
-            lacking.append(AddedToken(each["content"], **{flag: each[flag] for flag in _FLAGS if flag in each}))
-    tokenizer.add_tokens(lacking)
+            known[content] = flags["special"] = known.get(content, flags.get("special", False))
+            found.append(AddedToken(content, **flags))
+    lacking = (piece for piece in _ends(settings) - known.keys() if tokenizer.token_to_id(piece) is not None)
+    tokenizer.add_tokens(found + [AddedToken(piece, special=True, normalized=False) for piece in lacking])
+
+
+def _ends(settings: Mapping[str, Any]) -> set[str]:
+    """The first and the last token of texts, by a tokenizer_config.json."""
+    named = (_piece(settings.get(name)) for name in ("bos_token", "eos_token"))
+    return {piece for piece in named if isinstance(piece, str)}
 
 
 def _mended(tokenizer: Tokenizer, settings: Mapping[str, Any], template: Any, num_rows: int) -> Tokenizer:
@@ -395,7 +409,7 @@ def _mended(tokenizer: Tokenizer, settings: Mapping[str, Any], template: Any, nu
     contents = {each.content for each in added.values()}
     declared = (settings.get("added_tokens_decoder") or {}).values()
     marks = {each["content"] for each in declared if each.get("special")} - find_tags(contents)
-    marks |= turn_marks(template, contents) | (set(END_OF_TURN) - {"</s>"})
+    marks |= turn_marks(template, contents) | (set(END_OF_TURN) - {"</s>"}) | _ends(settings)
     marks &= {each.content for each in added.values() if not each.special}
     lost = {each.content for token, each in added.items() if token >= num_rows}
     if not marks and not lost:

@@ -97,18 +97,53 @@ def test_eos_token_of_a_template_is_the_one_that_the_files_state(form: str, tmp_
 
 
 def test_special_tokens_of_a_template_are_those_that_the_files_state(tmp_path: Path) -> None:
-    """Also of older folders, which have them in a file of their own."""
+    """Also of older folders, whose own file of them transformers takes first, unless the other declares tokens."""
     tiny.write_huggingface(tmp_path / "hf", tiny.random_weights())
-    stated = {"unk_token": "<u>", "eos_token": {"content": "<|endoftext|>"}, "pad_token": "<none>"}
+    stated = {"unk_token": "<u>", "eos_token": {"content": "<|endoftext|>"}, "pad_token": "<old>"}
     (tmp_path / "hf" / "special_tokens_map.json").write_text(json.dumps(stated))
     settings = {
         "pad_token": "<p>",
         "chat_template": "{{ unk_token }}{{ pad_token }}{{ eos_token }}{{ sep_token }}",
     }
-    (tmp_path / "hf" / "tokenizer_config.json").write_text(json.dumps(settings))
-    template = read_vocabulary(tmp_path / "hf").chat_template
-    assert template is not None
-    assert render(template, {"eos_token": "<|im_end|>"}) == "<u><p><|endoftext|>"
+    for more, pad in (({}, "<old>"), ({"added_tokens_decoder": {}}, "<p>")):
+        (tmp_path / "hf" / "tokenizer_config.json").write_text(json.dumps(settings | more))
+        template = read_vocabulary(tmp_path / "hf").chat_template
+        assert template is not None
+        assert render(template, {"eos_token": "<|im_end|>"}) == f"<u>{pad}<|endoftext|>"
+
+
+def test_an_older_folder_ends_answers_where_its_file_of_special_tokens_says(tmp_path: Path) -> None:
+    tiny.write_huggingface(folder := tmp_path / "hf", tiny.random_weights())
+    add_tokens(folder, {"content": "[X]", "special": False})
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": "[X]"}))
+    found = read_vocabulary(folder)
+    assert Tokenizer.from_str(found.tokenizer_json).token_to_id("[X]") in found.eos_token_ids
+    assert "[X]" in special_tokens(found.tokenizer_json)
+
+
+def test_flags_of_added_tokens_are_those_that_the_settings_declare_as_in_transformers(tmp_path: Path) -> None:
+    tiny.write_huggingface(folder := tmp_path / "hf", tiny.random_weights())
+    add_tokens(folder, {"content": "<x>", "special": False}, {"content": "<|y|>", "special": True})
+    declared = {
+        str(tiny.VOCAB): {"content": "<x>", "lstrip": True, "special": False},
+        str(tiny.VOCAB + 1): {"content": "<|y|>", "rstrip": True, "special": True},
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": declared}))
+    tokenizer = Tokenizer.from_str(read_vocabulary(folder).tokenizer_json)
+    assert tokenizer.encode("a <x> a <|y|> a").tokens == ["a", " <x>", "Ġa", "Ġ", "<|y|> ", "a"]
+
+
+def test_first_and_last_token_that_only_the_vocabulary_has_are_special(tmp_path: Path) -> None:
+    tiny.write_huggingface(folder := tmp_path / "hf", tiny.random_weights())
+    path = folder / "tokenizer.json"
+    stated = json.loads(path.read_text())
+    path.write_text(json.dumps({**stated, "added_tokens": []}))
+    settings = {"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    found = read_vocabulary(folder)
+    assert special_tokens(found.tokenizer_json) == {"<|im_start|>", "<|im_end|>"}
+    assert Tokenizer.from_str(found.tokenizer_json).encode("a<|im_end|>").tokens == ["a", "<|im_end|>"]
 
 
 @pytest.mark.parametrize(
