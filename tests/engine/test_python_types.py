@@ -120,6 +120,12 @@ def test_parse_takes_the_type_too_and_says_why_an_answer_is_none(engine: Engine)
         engine.generate(PROMPT, max_tokens=3).parse()
 
 
+def test_a_number_too_large_for_a_float_is_no_value(engine: Engine) -> None:
+    answer = dataclasses.replace(engine.generate(PROMPT, max_tokens=1), text="1e999")
+    with pytest.raises(ValueError, match=r"is not what was asked for: .*out of range"):
+        answer.parse(float)
+
+
 def test_a_mark_of_reasoning_within_a_value_is_part_of_it(engine: Engine) -> None:
     answer = engine.generate(PROMPT, max_tokens=1)
     for text in ('{"note": "a</think>b"}', 'So.\n</think>\n\n{"note": "a</think>b"}'):
