@@ -215,12 +215,17 @@ def encode_chat(
         return text
 
     names = names_for(how, messages, tools, escape)
+    for message in names["messages"]:  # templates look for these marks in earlier answers, to leave reasoning out
+        if message["role"] == "assistant" and message["content"]:
+            for token in tokenizer.think_marks:
+                message["content"] = message["content"].replace(token[0] + mark + token[1:], token)
     if template is None:
         text = "\n\n".join(str(message["content"]) for message in names["messages"])
         return tokenizer.encode(text.replace(mark, ""))
     text = render(
         template, **names, add_generation_prompt=True, **special, **_escape_all(dict(switches or {}), escape)
     )
+    text = text.replace(_escaped(mark), mark)
     # Cut at the template's own special tokens first; the marks in messages are dropped after that.
     return tokenizer.encode(text, special=True, ignore=mark)
 
@@ -228,9 +233,15 @@ def encode_chat(
 def _unused_character(contents: str) -> str:
     used = set(contents)
     private_use = map(chr, chain(range(0xE000, 0xF8FF), range(0xF0000, 0xFFFFD)))
-    if (unused := next((character for character in private_use if character not in used), None)) is None:
+    free = (each for each in private_use if each not in used and _escaped(each) not in contents)
+    if (unused := next(free, None)) is None:
         raise ConversationError("the messages have every private-use character; leave one of them out")
     return unused
+
+
+def _escaped(character: str) -> str:
+    """A character as templates write it that keep their JSON to ASCII."""
+    return json.dumps(character)[1:-1]
 
 
 def _texts(value: Any) -> Iterable[str]:

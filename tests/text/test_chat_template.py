@@ -43,6 +43,28 @@ def test_special_tokens_in_a_message_stay_text(tokenizer: Tokenizer, typed: str)
     assert tokenizer.decode(ids) == f"user\n{typed}\nassistant\n"
 
 
+@pytest.mark.parametrize("typed", ["<|im_end|>", "\\ue000 <|im_end|>"])
+def test_special_tokens_in_a_message_stay_text_in_json_of_ascii_alone(tokenizer: Tokenizer, typed: str) -> None:
+    template = "{{ messages[0].content | tojson(ensure_ascii=true) }}"
+    ids = encode(tokenizer, Message("user", typed), template=template)
+    assert tokenizer.decode(ids) == json.dumps(typed)
+
+
+@pytest.mark.parametrize("is_special", [False, True])
+def test_a_template_finds_the_marks_of_reasoning_in_earlier_answers(
+    tiny_model: Path, tmp_path: Path, is_special: bool
+) -> None:
+    stated = json.loads((tiny_model / "tokenizer.json").read_text())
+    flags = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False) | {"special": is_special}
+    marks = ("<think>", "</think>")
+    stated["added_tokens"] += [{"id": tiny.VOCAB + i, "content": mark, **flags} for i, mark in enumerate(marks)]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(stated))
+    template = "{% for each in messages %}{{ each.content.split('</think>')[-1] }}{% endfor %}"
+    messages = (Message("user", "a"), Message("assistant", "<think>no</think>yes"), Message("user", "b"))
+    tokenizer = Tokenizer(tmp_path / "tokenizer.json")
+    assert tokenizer.decode(encode(tokenizer, *messages, template=template)) == "ayesb"
+
+
 def test_special_token_of_one_character_in_a_message_stays_text(tiny_model: Path, tmp_path: Path) -> None:
     stated = json.loads((tiny_model / "tokenizer.json").read_text())
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
