@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
+from pathlib import Path
 from threading import Thread
 from time import monotonic
 
@@ -33,14 +34,25 @@ class WorkEnded(Exception):
 def python_program() -> str:
     """The Python that runs this program.
 
-    Raises EdgeSpecError: It is frozen, so that its own name starts all of it again, without end.
+    Where another program has Python within it, as uWSGI has, that is the Python of its packages.
+
+    Raises EdgeSpecError: It is frozen, so that its own name starts all of it again, without end; or there is none.
     """
     if getattr(sys, "frozen", False):
         raise EdgeSpecError(
             "this program is frozen, as by PyInstaller, and edgespec has to start processes of Python; deliver "
             "the program with a Python that runs it"
         )
-    return sys.executable or "python3"
+    program = sys.executable or "python3"
+    if "py" in Path(program).stem.lower():
+        return program
+    found = Path(sys.prefix, *(("python.exe",) if sys.platform == "win32" else ("bin", "python3")))
+    if not found.is_file():
+        raise EdgeSpecError(
+            f"this program runs Python within {program}, and edgespec has to start processes of Python; there is "
+            f"none at {found}, so set sys.executable to one that has edgespec"
+        )
+    return str(found)
 
 
 def start_python(*arguments: str) -> LineProcess:

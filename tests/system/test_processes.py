@@ -4,13 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from edgespec import EdgeSpecError
 from edgespec.runtimes.driver_check import check_driver
 from edgespec.system import processes
-from edgespec.system.line_process import ask, dispose, start_python
+from edgespec.system.line_process import ask, dispose, python_program, start_python
 from edgespec.system.processes import run_child
 
 
@@ -70,3 +71,17 @@ def test_the_last_line_of_a_process_is_read_though_it_took_no_request() -> None:
         assert ask(process, b"a request\n", 0.02) == b"why\n"
     finally:
         dispose(process)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the program of a prefix lies elsewhere there")
+def test_python_within_another_program_is_that_of_its_packages(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As uWSGI has it, which would otherwise be started anew in the place of Python."""
+    assert python_program() == sys.executable
+    monkeypatch.setattr(sys, "executable", "/bin/cat")
+    found = python_program()
+    assert subprocess.check_output([found, "-c", "import sys; print(sys.prefix)"], text=True).strip() == sys.prefix
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    with pytest.raises(EdgeSpecError, match=r"within /bin/cat, .*bin/python3, so set sys.executable"):
+        start_python("-c", "")
