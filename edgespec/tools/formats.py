@@ -6,7 +6,6 @@ CallFormat is data, which formats.toml holds; call_body.py reads by it, and nota
 import json
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
-from functools import cache
 from typing import Any
 
 from edgespec.system.tables import read_table
@@ -172,14 +171,6 @@ _HARMONY = CallFormat(
     said=channels.FINAL,
     asides=((channels.ANALYSIS, channels.NEXT), (channels.COMMENTARY, channels.NEXT)),
 )
-# The frames behind the first are what small models of the family write in its place.
-HERMES = CallFormat(
-    "hermes",
-    (("<tool_call>\n", "\n</tool_call>"), ("<tools>\n", "\n</tools>"), ("<function_call>", "</function_call>")),
-    JsonBody(),
-    signs=(("<tool_call>",), ("xml_tools",)),
-    is_bare=True,
-)
 
 
 def _read(name: str, stated: dict[str, Any]) -> CallFormat:
@@ -188,15 +179,13 @@ def _read(name: str, stated: dict[str, Any]) -> CallFormat:
     return CallFormat(name, body=body, **stated)
 
 
-@cache
-def known_formats() -> tuple[CallFormat, ...]:
-    """All formats; of two whose signs a template has, the first counts."""
-    return _HARMONY, *(_read(*each) for each in read_table(__file__, "formats.toml").items()), HERMES
+FORMATS = (_HARMONY, *(_read(*each) for each in read_table(__file__, "formats.toml").items()))
+HERMES = FORMATS[-1]
 
 
 def find_format(template: str) -> CallFormat | None:
     """The format that a chat template states; None where it states none that is known."""
-    for each in known_formats():
+    for each in FORMATS:
         signs = each.signs or ((each.frames[0][0].strip(),),)
         if any(all(text in template for text in row) for row in signs):
             return each

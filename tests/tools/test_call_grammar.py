@@ -20,7 +20,7 @@ from edgespec.grammar.compile import GrammarCompiler
 from edgespec.grammar.vocabulary import GrammarVocabulary
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.tools.call_grammar import call_grammar, constrained_format
-from edgespec.tools.formats import HERMES, CallFormat, JsonBody, PairsBody, known_formats
+from edgespec.tools.formats import FORMATS, HERMES, CallFormat, JsonBody, PairsBody
 from edgespec.tools.notations import WrittenCall, write_calls
 from edgespec.tools.tool import ToolUse, parse_tools
 
@@ -43,7 +43,7 @@ TOOLS = [
     {"name": "stop", "parameters": {"type": "object", "properties": {}}},
 ]
 ASK = [{"role": "user", "content": "Do it."}]
-WITH_GRAMMAR = [each for each in known_formats() if not isinstance(each.body, PairsBody)]
+WITH_GRAMMAR = [each for each in FORMATS if not isinstance(each.body, PairsBody)]
 Make = Callable[..., Engine]
 
 
@@ -167,7 +167,7 @@ OBJECT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required"
 def test_arguments_that_a_schema_states_in_its_parts_can_be_given(
     vocabulary: tuple[GrammarVocabulary, Tokenizer], name: str, parameters: dict[str, Any]
 ) -> None:
-    format = next(each for each in known_formats() if each.name == name)
+    format = next(each for each in FORMATS if each.name == name)
     assert follows(vocabulary, format, parameters, {"x": 3})
     assert not follows(vocabulary, format, parameters, {"x": "a"})
 
@@ -185,7 +185,7 @@ def test_parts_that_state_no_argument_leave_none_open(
 def test_references_of_an_argument_lead_to_the_other_arguments(
     vocabulary: tuple[GrammarVocabulary, Tokenizer], name: str
 ) -> None:
-    format = next(each for each in known_formats() if each.name == name)
+    format = next(each for each in FORMATS if each.name == name)
     copy, tree = {"$ref": "#/properties/start"}, {"type": "array", "items": {"$ref": "#"}}
     parameters = {"properties": {"start": {"$ref": "#/$defs/A"}, "to": copy, "c": tree}, "$defs": {"A": OBJECT}}
     assert follows(vocabulary, format, parameters, {"start": {"x": 1}, "to": {"x": 2}, "c": [{"to": {"x": 3}}]})
@@ -207,7 +207,7 @@ def test_references_of_an_argument_lead_to_the_other_arguments(
 def test_what_bounds_arguments_together_is_refused_where_each_is_written_alone(
     name: str, bound: dict[str, Any], said: str
 ) -> None:
-    format = next(each for each in known_formats() if each.name == name)
+    format = next(each for each in FORMATS if each.name == name)
     parameters = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {}}, **bound}
     use = ToolUse(tools=parse_tools([{"name": "go", "strict": True, "parameters": parameters}]))
     with pytest.raises(ToolError, match=said):
@@ -224,7 +224,7 @@ def test_a_tool_that_is_not_strict_is_not_refused_beside_one_that_is(make: Make,
         {"oneOf": branches},
         {"properties": {**plain, "x": {"type": "string", "not": {"const": "a"}}, "to-day": {}}},
     ]
-    format = next(each for each in known_formats() if each.name == name)
+    format = next(each for each in FORMATS if each.name == name)
     with make(format, write_calls(format, [WrittenCall("go", {"n": 3})])) as engine:
         for schema in schemas:
             tool = {"name": "go", "parameters": schema}
@@ -237,7 +237,7 @@ def test_a_tool_that_is_not_strict_is_not_refused_beside_one_that_is(make: Make,
 
 @pytest.mark.parametrize("name", ["hermes", "granite", "qwen3-coder", "functionary-v3.2", "lfm2", "olmo3"])
 def test_a_demanded_call_comes_and_follows_its_schema(make: Make, name: str) -> None:
-    format = next(each for each in known_formats() if each.name == name)
+    format = next(each for each in FORMATS if each.name == name)
     with make(format, seed=5) as engine:
         assert engine.tool_format.startswith(f"{name},")
         answer = engine.generate(
@@ -276,7 +276,7 @@ def test_demanded_arguments_are_of_the_types_that_a_function_states(make: Make) 
 @pytest.mark.parametrize("name", ["lfm2", "olmo3"])
 def test_names_that_python_does_not_have_are_demanded_too(make: Make, name: str) -> None:
     schema = {"properties": {key: {"const": 3} for key in ("from", "to-day")}, "required": ["from", "to-day"]}
-    with make(next(each for each in known_formats() if each.name == name)) as engine:
+    with make(next(each for each in FORMATS if each.name == name)) as engine:
         answer = engine.generate(
             ASK,
             tools=[{"name": "read-from", "parameters": schema}],
@@ -316,13 +316,13 @@ def test_an_answer_without_calls_can_have_a_schema_of_its_own(make: Make) -> Non
 
 
 def test_what_no_grammar_ensures_is_refused(make: Make) -> None:
-    gemma4 = next(each for each in known_formats() if each.name == "gemma4")
+    gemma4 = next(each for each in FORMATS if each.name == "gemma4")
     with make(gemma4) as engine:
         for options in ({"tool_choice": "required"}, {}):
             with pytest.raises(UsageError, match="there is none for calls of the form 'gemma4'"):
                 engine.stream(ASK, tools=TOOLS, **options)
     spaced = {"name": "go", "parameters": {"properties": {"to day": {"type": "string"}}}}
-    lfm2 = next(each for each in known_formats() if each.name == "lfm2")
+    lfm2 = next(each for each in FORMATS if each.name == "lfm2")
     with make(lfm2) as engine, pytest.raises(UsageError, match="'to day' is not a name in calls"):
         engine.stream(ASK, tools=[spaced], tool_choice="required")
     with make(HERMES) as engine:
@@ -343,7 +343,7 @@ def test_texts_between_tags_keep_to_their_bounds(make: Make, family: str) -> Non
     bounds |= {"end": {"pattern": "x$"}, "words": {"enum": ["", "a\nb", "</parameter></arg_value>"]}}
     properties = {key: {"type": "string", **each} for key, each in bounds.items()}
     parameters = {"type": "object", "properties": properties, "required": [*properties]}
-    engine = make(next(each for each in known_formats() if each.name == family), seed=1)
+    engine = make(next(each for each in FORMATS if each.name == family), seed=1)
     settings: dict[str, Any] = {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 400}
     answer = engine.generate(ASK, tools=[{"name": "set", "parameters": parameters}], **settings)
     found = answer.tool_calls[0].parse()
@@ -361,14 +361,14 @@ def test_texts_between_tags_keep_to_their_bounds(make: Make, family: str) -> Non
 def test_a_text_between_tags_ends_where_its_reader_ends_it(
     vocabulary: tuple[GrammarVocabulary, Tokenizer], bounds: dict[str, Any]
 ) -> None:
-    format = next(each for each in known_formats() if each.name == "qwen3-coder")
+    format = next(each for each in FORMATS if each.name == "qwen3-coder")
     parameters = {"properties": {"a": {"type": "string", **bounds}}, "required": ["a"]}
     assert follows(vocabulary, format, parameters, {"a": "xyy"})
     assert not follows(vocabulary, format, parameters, {"a": "x</parameter>yyy"})
 
 
 def test_times_between_tags_keep_to_their_format(vocabulary: tuple[GrammarVocabulary, Tokenizer]) -> None:
-    format = next(each for each in known_formats() if each.name == "qwen3-coder")
+    format = next(each for each in FORMATS if each.name == "qwen3-coder")
     for kind, text in (("date", "2026-02-28"), ("date-time", "2026-02-28T10:30:00Z"), ("time", "10:30:00Z")):
         parameters = {"properties": {"a": {"type": "string", "format": kind}}, "required": ["a"]}
         assert follows(vocabulary, format, parameters, {"a": text})
@@ -378,7 +378,7 @@ def test_times_between_tags_keep_to_their_format(vocabulary: tuple[GrammarVocabu
 
 @pytest.mark.parametrize("key", ["not", "if"])
 def test_a_text_between_tags_that_must_not_be_something_is_refused(key: str) -> None:
-    format = next(each for each in known_formats() if each.name == "qwen3-coder")
+    format = next(each for each in FORMATS if each.name == "qwen3-coder")
     parameters = {"properties": {"a": {"type": "string", key: {"const": "x"}}}}
     use = ToolUse(tools=parse_tools([{"name": "go", "strict": True, "parameters": parameters}]))
     with pytest.raises(ToolError, match=f"bounds its argument 'a' by {key}, which"):

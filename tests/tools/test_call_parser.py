@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from edgespec.engine.answer_passes import TextStop
 from edgespec.tools.call_events import CallEnd, CallStart, Part, TextPart, join_calls
 from edgespec.tools.call_parser import CallParser
-from edgespec.tools.formats import HERMES, CallFormat, PythonBody, TagBody, known_formats
+from edgespec.tools.formats import FORMATS, HERMES, CallFormat, PythonBody, TagBody
 from edgespec.tools.notations import WrittenCall, write_calls
 from edgespec.tools.tool import Tool
 
@@ -28,7 +28,7 @@ TOOLS = (
     ),
     Tool(name="list-files", parameters={"type": "object", "properties": {}}),
 )
-NAMED = {each.name: each for each in known_formats()}
+NAMED = {each.name: each for each in FORMATS}
 Calls = list[tuple[str, dict[str, Any]]]
 WEATHER = '{"name": "get_weather", "arguments": {"city": "Köln <b>", "days": 2}}'
 
@@ -67,7 +67,7 @@ def parse_everywhere(text: str, format: CallFormat, *, holds: bool) -> tuple[str
 
 
 @pytest.mark.parametrize("holds", [True, False])
-@pytest.mark.parametrize("format", known_formats(), ids=lambda each: each.name)
+@pytest.mark.parametrize("format", FORMATS, ids=lambda each: each.name)
 def test_calls_that_a_family_writes_are_found_wherever_they_are_cut(format: CallFormat, holds: bool) -> None:
     values = {"city": 'Köln, "Süd"\n<b> {x}', "days": -2, "units": "C"}
     if not isinstance(format.body, (TagBody, PythonBody)):
@@ -82,7 +82,7 @@ def test_calls_that_a_family_writes_are_found_wherever_they_are_cut(format: Call
     assert text == ""
 
 
-@pytest.mark.parametrize("format", known_formats(), ids=lambda each: each.name)
+@pytest.mark.parametrize("format", FORMATS, ids=lambda each: each.name)
 def test_any_name_that_a_tool_may_have_can_be_called(format: CallFormat) -> None:
     text = "a 'list-files(' or \"import()\" \\"
     calls = [
@@ -96,7 +96,7 @@ def test_any_name_that_a_tool_may_have_can_be_called(format: CallFormat) -> None
     assert [(call.name, call.parse()) for call in found] == [(call.name, call.arguments) for call in calls]
 
 
-@pytest.mark.parametrize("format", [each for each in known_formats() if isinstance(each.body, PythonBody)])
+@pytest.mark.parametrize("format", [each for each in FORMATS if isinstance(each.body, PythonBody)])
 def test_texts_within_lists_are_written_to_the_letter_in_python(format: CallFormat) -> None:
     value = {"👩\u200d👧": ["<\ue000|end|>", "a\u00a0b", [True, None, 1.5]], "'": '"\n\\'}
     written = write_calls(format, [WrittenCall("f", {"x": value})])
@@ -106,7 +106,7 @@ def test_texts_within_lists_are_written_to_the_letter_in_python(format: CallForm
 
 
 @pytest.mark.parametrize("holds", [True, False])
-@pytest.mark.parametrize("format", known_formats(), ids=lambda each: each.name)
+@pytest.mark.parametrize("format", FORMATS, ids=lambda each: each.name)
 def test_text_before_calls_is_content(format: CallFormat, holds: bool) -> None:
     if not format.frames[0][0]:
         return  # a call is all of an answer
@@ -117,7 +117,7 @@ def test_text_before_calls_is_content(format: CallFormat, holds: bool) -> None:
 
 
 @pytest.mark.parametrize("holds", [True, False])
-@pytest.mark.parametrize("format", known_formats(), ids=lambda each: each.name)
+@pytest.mark.parametrize("format", FORMATS, ids=lambda each: each.name)
 def test_what_is_no_call_is_passed_on_to_the_letter(format: CallFormat, holds: bool) -> None:
     for text in (
         "An answer  in words,\n\twith {braces} and [1, 2] and <tags>.\n",
@@ -136,7 +136,7 @@ def test_what_is_no_call_is_passed_on_to_the_letter(format: CallFormat, holds: b
         assert parse_everywhere(begin + text, format, holds=holds)[:2] == (text, []), text
 
 
-@pytest.mark.parametrize("format", known_formats(), ids=lambda each: each.name)
+@pytest.mark.parametrize("format", FORMATS, ids=lambda each: each.name)
 def test_unknown_names_and_broken_calls_stay_text(format: CallFormat) -> None:
     unknown = write_calls(format, [WrittenCall("rm", {"city": "Rom"})])
     known = write_calls(format, [WrittenCall("get_weather", {"city": "Rom"})])
@@ -319,7 +319,7 @@ PIECES = [
 ]
 
 
-@given(st.sampled_from(known_formats()), st.data(), st.booleans())
+@given(st.sampled_from(FORMATS), st.data(), st.booleans())
 def test_any_text_is_read_alike_however_it_is_cut_and_none_is_lost(
     format: CallFormat, data: st.DataObject, holds: bool
 ) -> None:
