@@ -46,11 +46,12 @@ def python_program() -> str:
     program = sys.executable or "python3"
     if "py" in Path(program).stem.lower():
         return program
-    found = Path(sys.prefix, *(("python.exe",) if sys.platform == "win32" else ("bin", "python3")))
-    if not found.is_file():
+    places = ("python.exe", "Scripts/python.exe") if sys.platform == "win32" else ("bin/python3",)
+    found = next((path for path in (Path(sys.prefix, place) for place in places) if path.is_file()), None)
+    if found is None:
         raise EdgeSpecError(
             f"this program runs Python within {program}, and edgespec has to start processes of Python; there is "
-            f"none at {found}, so set sys.executable to one that has edgespec"
+            f"none in {sys.prefix}, so set sys.executable to one that has edgespec"
         )
     return str(found)
 

@@ -83,5 +83,10 @@ def test_python_within_another_program_is_that_of_its_packages(
     found = python_program()
     assert subprocess.check_output([found, "-c", "import sys; print(sys.prefix)"], text=True).strip() == sys.prefix
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    with pytest.raises(EdgeSpecError, match=r"within /bin/cat, .*bin/python3, so set sys.executable"):
+    monkeypatch.setattr(sys, "platform", "win32")
+    (tmp_path / "Scripts").mkdir()
+    (program := tmp_path / "Scripts" / "python.exe").touch()
+    assert python_program() == str(program)
+    program.unlink()
+    with pytest.raises(EdgeSpecError, match=r"within /bin/cat, .* none in .*, so set sys.executable"):
         start_python("-c", "")
