@@ -374,11 +374,8 @@ class AnswerWriter:
         """Take those of the tokens whose text is shown by now; of what only a stop string has, none ever come."""
         num = len(self._logprobs)
         if self._request.stop and not (is_last and not self._text_stop.is_cut):
-            waiting = (
-                self._text_stop.num_hidden,
-                *(each.num_held for each in (self._reasoning, self._calls) if each),
-            )
-            num_shown = self._num_written - sum(waiting)
+            num_held = sum(each.num_held for each in (self._reasoning, self._calls) if each)
+            num_shown = self._num_written - self._text_stop.num_hidden - num_held
             num = min(num, sum(start < num_shown for start in self._starts))
         taken = tuple(self._logprobs[:num])
         self._logprobs, self._starts = self._logprobs[num:], self._starts[num:]

@@ -96,6 +96,13 @@ def device_facts(device: Device) -> DeviceFacts:
     }
 
 
+def describe(device: Device) -> str:
+    """A device for people. Example: webgpu (Radeon 780M)."""
+    if device.name == "cpu":
+        return "the CPU"
+    return f"{device.name} ({device.hardware})" if device.hardware else device.name
+
+
 def require_together(device: Device, drafter_device: Device, *, has_drafter_model: bool = True) -> None:
     """Raises DeviceUnavailable: A process cannot use both devices, or not for two models.
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from edgespec.draft.limits import MIN_GAIN_OF_SCHEDULE
 from edgespec.runtimes.devices import Device
+from edgespec.setup.device_choice import describe
 from edgespec.setup.planner import Plan, PlannedOption, Weighed, decide
 from edgespec.system.typed_json import RecordFile
 from edgespec.system.units import format_speed
@@ -154,13 +155,6 @@ def in_one_line(model: str, plan: Plan, devices: Mapping[str, Device]) -> str:
     elif any(option.drafter for option in plan.refused):
         drafter = "; no drafter model is expected to save time"
     return f"{model} runs on {describe(devices[chosen.target.device])}: {rates}{drafter}"
-
-
-def describe(device: Device) -> str:
-    """Example: webgpu (Radeon 780M)."""
-    if device.name == "cpu":
-        return "the CPU"
-    return f"{device.name} ({device.hardware})" if device.hardware else device.name
 
 
 def _best_on(plan: Plan, device: str) -> PlannedOption | None:

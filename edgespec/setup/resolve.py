@@ -16,6 +16,7 @@ from edgespec.runtimes.devices import Device, device_key, find_device, may_have_
 from edgespec.setup.device_choice import (
     DeviceChoice,
     Placement,
+    describe,
     device_facts,
     explain_form,
     require_part,
@@ -126,8 +127,6 @@ def resolve(wish: Wish, refused: Mapping[str, EdgeSpecError] = MappingProxyType(
         )
         require_together(placement.device, placement.drafter_device, has_drafter_model=bool(wish.names.cascades))
         for name, error in refused.items():
-            from edgespec.setup.device_search import describe
-
             devices.note(f"{describe(placement.device)} is used instead of '{name}': {error}")
         target, names, drafters, of_pair = _find_models(wish, models, devices, placement)
     placement = devices.resolve_auto(placement, target.manifest, [each.models[0].manifest for each in drafters])
@@ -213,9 +212,9 @@ def _find_models(wish: Wish, models: ModelHome, devices: DeviceChoice, placement
             for name in cascade.models
         ]
         drafters.append(Chain(tuple(found), cascade.text))
+    if drafters:
+        from edgespec.setup.head_target import require_own_target  # 20 ms, with heads
     for drafter in drafters:
-        from edgespec.setup.head_target import require_own_target
-
         require_own_target(target.manifest, [each.manifest for each in drafter.models], drafter.text)
     of_pair = (pair, (target.folder, drafters[-1].models[0].folder)) if pair and has_drafter_of_pair else None
     return _FoundModels(target, names, drafters, of_pair)

@@ -102,7 +102,7 @@ class TargetRun:
 
     @property
     def _most_tokens(self) -> int:
-        """Of all texts, as far as their hidden states have room."""
+        """How many tokens all texts may have together, so that their hidden states fit the work folder."""
         return _ANY_NUMBER if self._is_on_gpu else self.folder.most_tokens
 
     def _open_in_torch(self, prompts: list[str]) -> TorchWriter | None:

@@ -30,7 +30,7 @@ class TorchReader:
         return [to_halves([states]) for states in self.states(texts, layers)]
 
     def states(self, texts: Sequence[TokenIds], layers: Sequence[int]) -> "list[Tensor]":
-        """The same, left where the target computes them.
+        """States of all tokens of texts, [num_tokens, layers · hidden_size] each, on the device of the target.
 
         Raises MemoryExhausted: There is no memory for a few of the texts.
         """

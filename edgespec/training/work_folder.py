@@ -110,7 +110,7 @@ class WorkFolder:
             )
 
     def require_enough(self, texts: list[Text], prompts: list[str]) -> list[Text]:
-        """The same texts; raises UsageError: They are too few to train on and compare with."""
+        """Return the texts. Raises UsageError: They are too few to train on and compare with."""
         num_found, (_, trained) = sum(not text.is_held_out for text in texts), self.split(texts)
         if num_found < _FEWEST_TEXTS or not trained:
             num = f"{num_found}, all of prompts that are held out" if num_found >= _FEWEST_TEXTS else num_found

@@ -50,7 +50,7 @@ def unguarded(body: Iterable[ast.stmt]) -> list[ast.stmt]:
 
 
 def test_context_managers_of_generators_keep_nothing_alive() -> None:
-    """As contextlib's do in Python 3.12 and 3.13 (system/context_managers.py)."""
+    """Those of contextlib do in Python 3.12 and 3.13; system/context_managers.py has others."""
     wanted_by_uvicorn = ROOT / "edgespec/server/serving.py"
     paths = [path for room in ROOMS for path in modules(room) if path != wanted_by_uvicorn]
     assert [path for path in paths if "contextlib.contextmanager" in names_imported(path)] == []

@@ -233,7 +233,7 @@ def test_words_that_are_neither_model_nor_prompt_are_refused(
     assert (code, "did you mean the drafter suffix?" in err) == (3, True)
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="there it counts as missing")
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python 3.14 says of such a file that it is missing")
 def test_a_file_that_nothing_can_have_as_a_name_is_named_in_words(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

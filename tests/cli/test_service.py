@@ -355,7 +355,7 @@ def test_odd_words_reach_each_system_whole() -> None:
     assert found["Priority"] == "4"  # 7 where none is stated, below that of programs
 
 
-@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="there is no systemd here")
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze on the PATH")
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     path = tmp_path / "edgespec.service"
     path.write_bytes(content(find_manager("linux"), (sys.executable, *ODD[1:])))

@@ -100,6 +100,7 @@ def test_a_thread_that_begins_once_its_lane_is_stopped_ends(monkeypatch: pytest.
     lane.stop()
     is_stopped.set()
     wait_for_threads_since(before)
+    assert set(threading.enumerate()) <= before
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])

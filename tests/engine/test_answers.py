@@ -420,9 +420,11 @@ def test_a_stream_that_nobody_holds_is_closed(engine_of: EngineOf) -> None:
     stream = engine.stream(PROMPT, sampling=HOT)
     stream.myself = stream  # type: ignore[attr-defined]
     next(stream)
+    assert len(engine._caches.queue._holders) == 1
     del stream
     gc.collect()
     until(lambda: engine._caches.queue._holders == [])
+    assert engine.generate(PROMPT, sampling=HOT, max_tokens=2).finish_reason == "length"
 
 
 @pytest.mark.parametrize("num_read", [0, 1])

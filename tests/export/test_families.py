@@ -276,7 +276,7 @@ def test_text_part_of_a_model_that_sees_is_read_alone(tmp_path: Path, family: st
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_text_alone_may_keep_the_names_that_it_had_within_a_model_that_sees(tmp_path: Path, times: int) -> None:
-    """As in fine-tunes of Qwen3.5; some of transformers 5 wrote that part of a name three times."""
+    """Fine-tunes of Qwen3.5 name tensors so; some versions of transformers 5 wrote language_model three times."""
     prefix, config = "model." + "language_model." * times, FAMILIES["qwen3_5"]["config"]
     weights = {name.replace("model.", prefix, 1): value for name, value in weights_of("qwen3_5").items()}
     tiny.write_huggingface(tmp_path / "hf", weights, config=config | {"model_type": "qwen3_5_text"})

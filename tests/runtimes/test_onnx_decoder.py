@@ -52,7 +52,7 @@ def test_cached_equals_uncached_across_growth_and_chunks(tiny_model: Path) -> No
         assert np.array_equal(cached.logits(tokens, num_last), fresh.logits(tokens, num_last))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="names are text there")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a file name that is no text, which only Linux allows")
 def test_a_folder_is_opened_whose_name_python_cannot_decode(tiny_model: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_model, tmp_path / "h\udcff")
     tokens = np.arange(9, dtype=np.int32)

@@ -539,7 +539,7 @@ def test_a_model_of_the_home_is_not_served_under_two_names(tiny_model: Path, tmp
     assert ModelNames(home, own="no such").names() == ["no such", "mine", "other"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="names are text there")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a file name that is no text, which only Linux allows")
 def test_a_name_that_is_no_utf_8_is_told_to_clients_as_text(tiny_model: Path, tmp_path: Path) -> None:
     home = home_with(tmp_path, **{"h\udcff": tiny_model})
     assert ModelNames(home, own="own\udcff.gguf").names() == ["own\ufffd.gguf", "h\ufffd"]

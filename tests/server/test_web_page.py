@@ -200,7 +200,7 @@ def test_ps_tells_a_server_of_another_program(sent: bytes, said: str, capsys: py
     assert b"GET /api/ps" in asked
 
 
-@pytest.mark.skipif(not has_ipv6(), reason="there is no ::1 here")
+@pytest.mark.skipif(not has_ipv6(), reason="needs IPv6 (::1), which this machine lacks")
 def test_ps_names_an_address_of_ipv6_as_servers_take_it() -> None:
     code, asked, port = ps_of("::1", b'HTTP/1.0 200 OK\r\n\r\n{"models": []}')
     assert (code, f"Host: [::1]:{port}\r\n".encode() in asked) == (0, True)

@@ -73,11 +73,11 @@ def test_the_last_line_of_a_process_is_read_though_it_took_no_request() -> None:
         dispose(process)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the program of a prefix lies elsewhere there")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs bin/python3, which environments on Windows lack")
 def test_python_within_another_program_is_that_of_its_packages(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As uWSGI has it, which would otherwise be started anew in the place of Python."""
+    """Within uWSGI sys.executable is uWSGI, which would be started anew in the place of Python."""
     assert python_program() == sys.executable
     monkeypatch.setattr(sys, "executable", "/bin/cat")
     found = python_program()

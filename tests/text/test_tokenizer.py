@@ -509,7 +509,7 @@ def test_a_limit_on_threads_is_no_fault_of_the_tokenizer() -> None:
 
 @pytest.mark.parametrize("content", ["<｜tool▁calls▁begin｜>", "a▁b", "Ġx"])
 def test_the_spelling_of_an_added_token_is_what_it_is_decoded_to(content: str, tmp_path: Path) -> None:
-    """As of DeepSeek's marks of calls, which are no special tokens."""
+    """DeepSeek's marks of calls are such tokens: added, not special, and with ▁ in them."""
     flags = dict.fromkeys(("special", "lstrip", "rstrip", "single_word", "normalized"), False)
     added = [{"id": tiny.VOCAB, "content": content, **flags}]
     tokenizer = Tokenizer(edited(tmp_path / "tokenizer.json", added_tokens=added))
